@@ -1,0 +1,1 @@
+"""What the product and the crash tests both need: fault injection, process helpers, checkers."""
