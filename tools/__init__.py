@@ -1,0 +1,1 @@
+"""Operator commands, the demo, the replay of transcripts and the benchmarks."""

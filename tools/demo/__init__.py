@@ -1,0 +1,1 @@
+"""The travel desk: an agent that is killed again and again, and an outside world that counts."""
