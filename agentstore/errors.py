@@ -7,6 +7,8 @@ for (a wrong type is a ``TypeError``).
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AgentStoreError(Exception):
     """Base of all errors of this library."""
@@ -129,11 +131,19 @@ class InvalidChange(AgentStoreError):
 
 
 class LeaseHeld(AgentStoreError):
-    """Another worker holds the lease of this thread."""
+    """Another worker holds the lease of this thread.
+
+    `owner` is the name it gave, `expires_in_s` the seconds until anybody may take the lease.
+    """
+
+    def __init__(self, message: str, *, owner: str = "", expires_in_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.owner = owner
+        self.expires_in_s = expires_in_s
 
 
 class Fenced(AgentStoreError):
-    """The lease was lost: its fencing token is no longer the newest. Nothing was written."""
+    """The lease was lost: its fencing token is no longer the newest. Nothing was written, but a receipt at hand."""
 
 
 class EffectError(AgentStoreError):
@@ -145,11 +155,46 @@ class EffectConflict(EffectError):
 
 
 class EffectInFlight(EffectError):
-    """The call is being made elsewhere, and its caller may be alive."""
+    """The call is being made elsewhere, and its caller may be alive.
+
+    `wait_s` is the number of seconds after which the call is in doubt at the latest.
+    """
+
+    def __init__(self, message: str, *, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class EffectInDoubt(EffectError):
-    """The call was started and its outcome is not known; its rule must decide first."""
+    """The call was started and its outcome is not known; its rule must decide first.
+
+    `rule` is that rule. `effect` is the handle to carry on with (None for `store.once`): ``effect.receipt(...)`` when
+    the tool or a person knows the result, ``effect.retry(...)`` when it is known not to have happened.
+    """
+
+    def __init__(self, message: str, *, rule: str = "", effect: Any = None) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.effect = effect
+
+
+class EffectDuplicate(EffectError):
+    """A receipt with another result is there already: the call was made twice. Both are kept, the first one counts.
+
+    `result` is the first result. Nothing but the duplicate was written.
+    """
+
+    def __init__(self, message: str, *, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class EffectFailed(EffectError):
+    """The recorded result of this call is a failure that is final: the tool said so when it was called."""
+
+
+class EffectClosed(EffectError):
+    """The handle cannot do this any more: its call has a receipt, or another caller has taken it over."""
 
 
 class UnsupportedRule(EffectError):
