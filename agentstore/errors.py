@@ -214,3 +214,11 @@ class IllegalTransition(RuntimeStateError):
 
 class RunUnfinished(RuntimeStateError):
     """Another turn of this thread is unfinished; finish or cancel it before a new input."""
+
+
+class RunFailed(RuntimeStateError):
+    """The run reached FAILED: the state says why; the same call tries again, as often as ``max_retries`` allows."""
+
+
+class CallNotWaiting(RuntimeStateError):
+    """The thread has no such call waiting for a person."""
