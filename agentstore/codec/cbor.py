@@ -1,0 +1,235 @@
+"""CBOR for what agents hold: lossless, exact types only, and nothing runs while decoding.
+
+What goes through, and comes back as the same type: None, bool, int of any size, float, str (lone surrogates
+included), bytes, list, tuple, dict (order kept), set, datetime (naive, or with a `datetime.timezone`), date, Decimal,
+UUID. Keys of a dict are any of these but the containers; elements of a set are those and tuples of them. Everything
+else raises UnencodableState, subclasses too: an IntEnum that comes back as an int after a crash
+is a fault that shows only after a crash.
+
+JSON-like values are RFC 8949 as any decoder reads it. For the rest there are these tags and no others (tags.py):
+
+    2, 3   byte string                            int outside of -2**64 .. 2**64 - 1
+    37     16 bytes                               UUID
+    258    array, sorted by its items' encodings  set
+    1004   text "2026-11-30"                      date
+    44900  byte string, UTF-8 with surrogates     str that holds lone surrogates
+    44901  array                                  tuple
+    44902  array k1, v1, k2, v2 …                 dict with a key that is neither bytes nor a str without surrogates
+    44903  array [isoformat(), fold, zone name?]  datetime
+    44904  text as str() writes it                Decimal
+
+Not kept: payload and sign of a NaN, `UUID.is_safe`, the identity of objects that are reached twice.
+
+The common case does its work in cbor2's native code. What lost: cbor2's hook `encoders=` for the exact types (three
+times the time of a plain `dumps`), and marshal as a native check of exact types (it takes anything that has a
+buffer).
+
+Decoding refuses indefinite lengths, duplicate keys (also after decoding: 1 and True), simple values, unknown tags and
+trailing bytes. It accepts, unlike a canonical decoder, numbers and lengths that are not written in the shortest
+way: they are unambiguous, and finding them costs a second encoding.
+
+Limits: `DEPTH_MAX` levels, `ENCODED_BYTES_MAX` bytes. Memory: the objects of a decoded chat transcript take 1.1 to
+1.5 bytes per encoded byte, the worst case (one-entry dicts inside each other) `MEMORY_FACTOR_MAX`. A length that the
+bytes do not back up allocates nothing. Time is linear, except that the keys of pairs and the elements of sets are
+hashed by values that whoever wrote the bytes can choose.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+import cbor2
+
+from agentstore.codec.shape import (
+    ATOMS,
+    DEPTH_MAX,
+    ENCODED_BYTES_MAX,
+    NATIVE_KEYS,
+    PLAIN,
+    TAGGED,
+    TOO_DEEP,
+    Path,
+    format_path,
+    refusal,
+    survey,
+    too_deep,
+    too_large,
+)
+from agentstore.codec.tags import DECODERS, ForeignZoneError, lower
+from agentstore.errors import CorruptionError, LimitExceeded
+
+__all__ = [
+    "DEPTH_MAX",
+    "ENCODED_BYTES_MAX",
+    "MEMORY_FACTOR_MAX",
+    "Path",
+    "array_header",
+    "canonical",
+    "decode",
+    "encode",
+    "format_path",
+    "map_header",
+]
+
+MEMORY_FACTOR_MAX: Final = 160
+"""Most bytes of Python objects that one encoded byte can become; tests/test_codec_limits.py measures it."""
+
+# cbor2 counts a tag as a level of its own, and the array around the value.
+_FRAMES_MAX = 2 * DEPTH_MAX + 2
+
+_dumps = cbor2.dumps
+_loads = cbor2.loads
+_values = dict.values
+
+
+def encode(value: Any, path: Path = ()) -> bytes:
+    """The CBOR of `value`. O(size).
+
+    `path` is where the value stands in the state; only messages use it. Raises UnencodableState
+    with the path of the first value of a type that is not kept, LimitExceeded above
+    `DEPTH_MAX` levels or `ENCODED_BYTES_MAX` bytes.
+
+    >>> encode({"step": 1}).hex()
+    'a1647374657001'
+    >>> encode({"content": 1j}, path=("conversation_history", 3))
+    Traceback (most recent call last):
+    agentstore.errors.UnencodableState: conversation_history[3].content has the type complex, which the store does not \
+keep (it keeps None, bool, int, float, str, bytes, list, tuple, dict, set, datetime, date, Decimal and UUID, and no \
+subclasses of them); convert it before the commit
+    """
+    cls = value.__class__
+    if cls is dict:
+        # All that a flat message costs; a survey of it would take twice the time.
+        flat = NATIVE_KEYS.issuperset(map(type, value)) and ATOMS.issuperset(map(type, _values(value)))
+        verdict = PLAIN if flat else survey(value, tree=False)
+    else:
+        verdict = PLAIN if cls in ATOMS else survey(value, tree=False)
+    if verdict == PLAIN:
+        try:
+            data = _dumps(value)
+        except UnicodeEncodeError:
+            data = _dumps(lower(value, canonical=False))
+    else:
+        data = _encode_tagged(value, verdict, path, canonical=False)
+    if len(data) > ENCODED_BYTES_MAX:
+        raise too_large(path, f"{len(data)} bytes")
+    return data
+
+
+def canonical(value: Any, path: Path = ()) -> bytes:
+    """The one encoding of `value` for hashing and comparing, in whatever order its keys are. O(n log n).
+
+    Equal bytes mean the same types and the same values (``1``, ``1.0`` and ``True`` differ, and so do a list and a
+    tuple). Three to four times slower than `encode`, whose errors it raises; `decode` reads it too.
+
+    >>> canonical({"a": 1, "b": 2}) == canonical({"b": 2, "a": 1})
+    True
+    >>> canonical(1) == canonical(1.0)
+    False
+    """
+    verdict = survey(value, tree=False)
+    if verdict == PLAIN:
+        try:
+            data = _dumps(value, canonical=True)
+        except UnicodeEncodeError:
+            data = _dumps(lower(value, canonical=True), canonical=True)
+    else:
+        data = _encode_tagged(value, verdict, path, canonical=True)
+    if len(data) > ENCODED_BYTES_MAX:
+        raise too_large(path, f"{len(data)} bytes")
+    return data
+
+
+def _encode_tagged(value: Any, verdict: int, path: Path, *, canonical: bool) -> bytes:
+    if verdict == TAGGED:
+        try:
+            return _dumps(lower(value, canonical=canonical), canonical=canonical)
+        except ForeignZoneError:
+            pass
+    raise refusal(value, verdict, path)
+
+
+# Stands behind the value while it is decoded: `loads` does not say where it stopped, and a reader from a file
+# (which would) has returned wrong data before. Random, or bytes could bring an end of their own.
+_END = secrets.token_bytes(12)
+_BEFORE = b"\x82"  # an array of 2: the value, and _END
+_BEHIND = bytes((0x40 + len(_END),)) + _END
+
+
+def decode(data: bytes) -> Any:
+    """The value that `data` is the encoding of, all of it. O(size).
+
+    Raises CorruptionError if `data` is not what `encode` writes, LimitExceeded above `DEPTH_MAX` levels or
+    `ENCODED_BYTES_MAX` bytes.
+
+    >>> decode(bytes.fromhex("a1647374657001"))
+    {'step': 1}
+    >>> decode(bytes.fromhex("d8236161"))
+    Traceback (most recent call last):
+    agentstore.errors.CorruptionError: 4 bytes are not a value's encoding: error decoding semantic tag: the tag 35 is \
+not one that a store writes
+    """
+    if len(data) > ENCODED_BYTES_MAX:
+        raise LimitExceeded(
+            f"an encoded value has {len(data)} bytes, more than the limit of {ENCODED_BYTES_MAX} (ENCODED_BYTES_MAX)"
+        )
+    try:
+        pair = _loads(
+            _BEFORE + data + _BEHIND,
+            semantic_decoders=DECODERS,
+            max_depth=_FRAMES_MAX,
+            allow_indefinite=False,
+            allow_duplicate_keys=False,
+            strict_hashable_types=True,
+        )
+    except cbor2.CBORDecodeError as error:
+        raise _undecodable(data, error) from error
+    value, end = pair
+    if end.__class__ is not bytes or end != _END:
+        raise CorruptionError(f"{len(data)} bytes hold a value's encoding and something behind it")
+    # Simple values and `undefined` come out of cbor2 as objects of its own; there is no option against them.
+    cls = value.__class__
+    if cls is not dict or not ATOMS.issuperset(map(type, _values(value))):
+        verdict = PLAIN if cls in ATOMS else survey(value, tree=True)
+        if verdict == TOO_DEEP:
+            raise too_deep("a part of an encoded value")
+        if verdict not in (PLAIN, TAGGED):
+            raise CorruptionError(f"{len(data)} bytes hold a CBOR value of a type that no store writes")
+    return value
+
+
+def _undecodable(data: bytes, error: cbor2.CBORDecodeError) -> CorruptionError | LimitExceeded:
+    if "maximum container nesting depth" in str(error):
+        return too_deep("a part of an encoded value")
+    cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+    return CorruptionError(f"{len(data)} bytes are not a value's encoding: {error}{cause}")
+
+
+def array_header(items: int) -> bytes:
+    """What stands before the encodings of `items` values in the encoding of their list. O(1).
+
+    >>> array_header(2) + encode("a") + encode(1) == encode(["a", 1])
+    True
+    """
+    return _header(0x80, items)
+
+
+def map_header(entries: int) -> bytes:
+    """What stands before the encodings of `entries` keys, each followed by its value's, in a dict's encoding. O(1).
+
+    Only for keys that are bytes or str without lone surrogates; other dicts are not maps.
+
+    >>> map_header(1) + encode("a") + encode(1) == encode({"a": 1})
+    True
+    """
+    return _header(0xA0, entries)
+
+
+def _header(major: int, count: int) -> bytes:
+    if 0 <= count < 24:
+        return bytes((major + count,))
+    if not 0 <= count <= ENCODED_BYTES_MAX:
+        raise LimitExceeded(f"a container has 0 to {ENCODED_BYTES_MAX} items (ENCODED_BYTES_MAX), not {count}")
+    info, size = (24, 1) if count < 1 << 8 else (25, 2) if count < 1 << 16 else (26, 4)
+    return bytes((major + info,)) + count.to_bytes(size, "big")
