@@ -1,0 +1,146 @@
+"""Plays one transcript through the loop: its assistant messages are the model, its tool messages the tools.
+
+The loop, its intents and receipts are those of a live agent; only model and tools are
+doubles, and they keep nothing: what they give back follows from the conversation that the
+loop hands them, so that any process can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentstore.runtime import Agent, Interrupted, Reply, RunEvent, Tool, ToolContext, ToolMessage, calls_of
+
+from agentstore import NotDone, Store
+from agentstore.errors import AgentStoreError, ThreadNotFound
+
+from .replay_turns import RecordedCall, Turn, plan
+from .replay_world import ReplayWorld
+from .transcript import Message, Transcript
+
+RULES = ("replay", "query")
+"""Rules that the doubles' calls are recovered by, in turns: the world takes keys, and can be asked about them."""
+
+
+class CallWithoutIntent(AgentStoreError):
+    """A tool was called and the store knows of no intent for it: after a kill nobody could tell that it ran."""
+
+
+class ReplayFailed(AgentStoreError):
+    """A transcript cannot be played on this store; the message says why."""
+
+
+def recorded_calls(message: Message) -> list[RecordedCall]:
+    """The calls of a message, as the loop counts them."""
+    return [RecordedCall(call.index, call.id, call.name) for call in calls_of(message)]
+
+
+class Player:
+    """One transcript on one store. `run` plays it to its end, from wherever the store stands; not thread-safe."""
+
+    def __init__(
+        self,
+        transcript: Transcript,
+        store: Store,
+        world: ReplayWorld,
+        *,
+        on_event: Callable[[RunEvent], None] | None = None,
+        on_progress: Callable[[int], None] = lambda position: None,
+    ) -> None:
+        self.transcript = transcript
+        self.turns = plan(transcript.messages, recorded_calls)
+        self._decisions = {decision.position: decision for turn in self.turns for decision in turn.decisions}
+        self._store = store
+        self._world = world
+        self._on_progress = on_progress
+        self._deciding = -1  # position of the message whose calls are running
+        tools = [
+            Tool(self._call, name=name, recovery=rule, query=self._query, raw=True) for name, rule in self._names()
+        ]
+        fallback = Tool(self._call, name="malformed call", recovery="replay", raw=True)
+        # window=list: the model is shown the stored messages and nothing else, its position is their number.
+        self.agent = Agent(model=self._model, tools=tools, fallback=fallback, window=list, on_event=on_event)
+
+    def run(self) -> None:
+        """Play on to the end. Raises `LeaseHeld` if another worker plays this thread now."""
+        thread_id = self.transcript.thread_id
+        stored = self._stored()
+        # Calls of a decision that another process made may be open: they belong to the last assistant message.
+        self._deciding = max((at for at, message in enumerate(stored) if message["role"] == "assistant"), default=-1)
+        for turn in self._turns_left(len(stored)):
+            result = self.agent.run(self._store, thread_id, turn.inputs, input_id=turn.input_id)
+            if result.status != "COMPLETED":
+                raise ReplayFailed(f"thread {thread_id!r}: turn {turn.number} ended {result.status}: {result.error}")
+            self._on_progress(len(result.messages))
+
+    def finished(self) -> bool:
+        """Whether the thread is there to its last message. One load."""
+        thread = self._store.thread(self.transcript.thread_id)
+        try:
+            state = thread.load()
+        except ThreadNotFound:
+            return False
+        return state["state"] == "COMPLETED" and len(state["conversation_history"]) == len(self.transcript.messages)
+
+    def _stored(self) -> list[Message]:
+        try:
+            stored: list[Message] = self._store.thread(self.transcript.thread_id).load()["conversation_history"]
+        except ThreadNotFound:
+            return []
+        if stored != self.transcript.messages[: len(stored)]:
+            raise ReplayFailed(
+                f"thread {self.transcript.thread_id!r} of this store does not begin like its file: "
+                "replay into another --store, or rename the file"
+            )
+        return stored
+
+    def _turns_left(self, messages: int) -> Sequence[Turn]:
+        """Turns that may be unfinished when `messages` are stored: the one that is begun last and its
+        predecessor (its last message may be there and its end not yet), and all later ones."""
+        begun = sum(turn.position <= messages for turn in self.turns)
+        return self.turns[max(0, begun - 2) :]
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Every tool name of the recording with a rule; half of them replay, half query."""
+        names = {
+            call.name: None for message in self.transcript.messages for call in calls_of(message) if not call.problem
+        }
+        return [(name, RULES[number % len(RULES)]) for number, name in enumerate(names)]
+
+    # --- the doubles -----------------------------------------------------------------------
+
+    async def _model(self, messages: Sequence[Message], _tools: object) -> Reply:
+        position = len(messages)
+        self._on_progress(position)
+        if position not in self._decisions:
+            return Reply(message=None)
+        self._deciding = position
+        return Reply(message=self.transcript.messages[position])
+
+    async def _call(self, _arguments: Any, context: ToolContext) -> ToolMessage:
+        if not self.has_intent(context.key):
+            raise CallWithoutIntent(
+                f"thread {context.thread_id!r}: {context.tool!r} was called with key {context.key} and has no intent"
+            )
+        decision = self._decisions[self._deciding]
+        result = decision.calls[context.index].result
+        self._world.request(context.key, context.thread_id, position=decision.position, call=context.index)
+        if result is None:
+            raise Interrupted
+        self._on_progress(result)
+        return ToolMessage(self.transcript.messages[result])
+
+    async def _query(self, key: str, _arguments: Any) -> Any:
+        """What became of the call with this key: its result, or that it never arrived."""
+        found = self._world.find(key)
+        if found is None:
+            return NotDone
+        position, index = found
+        result = self._decisions[position].calls[index].result
+        # A call that was interrupted and has no result to give is made (and interrupted) again.
+        return NotDone if result is None else ToolMessage(self.transcript.messages[result])
+
+    def has_intent(self, key: str) -> bool:
+        """Whether the store has a durable intent with this key that is still open. One read."""
+        return any(effect.key == key for effect in self._store.thread(self.transcript.thread_id).effects(open=True))
