@@ -68,6 +68,10 @@ class DiskFull(AgentStoreError):
     """No space for this write. Nothing was lost; the same call works again when there is room."""
 
 
+class OutOfResources(AgentStoreError):
+    """The system refused memory or another open file. Nothing was lost."""
+
+
 class StoreFull(AgentStoreError):
     """The store reached the size of its memory map (``MAP_BYTES``)."""
 
