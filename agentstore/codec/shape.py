@@ -1,7 +1,7 @@
 """The shape of a value: which types it is made of, how deep it is, and where the first one stands that is not kept.
 
-Every commit pays for `survey`, so it goes level by level, with C loops over a whole level where that is faster; the
-slow walk that knows paths runs only once something was refused.
+`is_plain` answers the common case, on every commit; `survey` knows all cases and goes level by level; the slow walk
+that knows paths runs only once something was refused.
 """
 
 from __future__ import annotations
@@ -35,20 +35,51 @@ NATIVE_KEYS: Final[frozenset[type]] = frozenset({str, bytes})
 _PLAIN: Final[frozenset[type]] = ATOMS | {dict, list}
 _KEPT: Final[frozenset[type]] = SCALARS | SEQUENCES | {dict}
 
-# Below this many containers side by side, looking at each one is faster than C loops over all of them.
-_BULK_CONTAINERS = 12
-# A value with more containers side by side is checked for cycles and for shared lists that multiply.
-_WIDE_CONTAINERS = 1 << 18
+# A value with more containers than this (all together, or side by side) is checked for cycles and for shared
+# lists that multiply before more time and memory go into it.
+_MANY_CONTAINERS = 1 << 18
 
 PLAIN, TAGGED, REFUSED, TOO_DEEP, TOO_WIDE = range(5)
 """Verdicts of `survey`: PLAIN and TAGGED can be encoded (without and with tags), the others cannot."""
 
 _values = dict.values
-_are_atoms = ATOMS.issuperset
 _are_native_keys = NATIVE_KEYS.issuperset
 
 
-def survey(value: object, *, tree: bool) -> int:
+def is_plain(value: dict[Any, Any] | list[Any]) -> bool:
+    """True if `value` is made of dicts with str keys, lists and atoms only. O(size).
+
+    False can also mean: too deep, or too many containers to say so quickly; `survey` knows.
+    """
+    return _plain(value, DEPTH_MAX, _MANY_CONTAINERS) >= 0
+
+
+def _plain(container: Any, depth: int, budget: int) -> int:
+    """What is left of `budget` (in containers) after `container`, or a negative number if it is not plain.
+
+    Every commit pays for this. Loops over `__class__` beat set operations on `map(type, …)` for small containers
+    (1.0 against 1.7 µs for a message) and are as fast for a list of 10,000 messages.
+    """
+    budget -= 1
+    if depth == 0 or budget < 0:
+        return -1
+    if container.__class__ is dict:
+        for key in container:
+            if key.__class__ is not str:
+                return -1
+        container = container.values()
+    for part in container:
+        cls = part.__class__
+        if cls not in ATOMS:
+            if cls is not dict and cls is not list:
+                return -1
+            budget = _plain(part, depth - 1, budget)
+            if budget < 0:
+                return -1
+    return budget
+
+
+def survey(value: object, *, tree: bool = False) -> int:
     """The verdict on `value`. O(size).
 
     `tree=True` says that no container can be reached twice (the value was just decoded).
@@ -59,15 +90,11 @@ def survey(value: object, *, tree: bool) -> int:
     verdict = PLAIN
     for _ in range(DEPTH_MAX):
         below: list[Any] = []
-        if len(level) < _BULK_CONTAINERS:
-            for part in level:
-                verdict = max(verdict, _survey_part(part, below))
-        else:
-            verdict = max(verdict, _survey_level(level, below))
-        if verdict > TAGGED or not below:
+        verdict = max(verdict, _survey_level(level, below))
+        if verdict == REFUSED or not below:
             return verdict
         level = below
-        if len(level) > _WIDE_CONTAINERS and not tree:
+        if len(level) > _MANY_CONTAINERS and not tree:
             # The levels of a cyclic [a, a] double up to the depth limit: find out before memory ends.
             if _is_too_wide(value):
                 return TOO_WIDE
@@ -76,44 +103,22 @@ def survey(value: object, *, tree: bool) -> int:
     return TAGGED if types <= SCALARS else TOO_DEEP if types <= _KEPT else REFUSED
 
 
-def _survey_part(part: Any, below: list[Any]) -> int:
-    """The verdict on `part` alone; adds what it holds and is no atom to `below`."""
-    cls = part.__class__
-    verdict = PLAIN
-    children = part
-    if cls is dict:
-        if not _are_native_keys(map(type, part)):
-            if not SCALARS.issuperset(map(type, part)):
-                return REFUSED
-            verdict = TAGGED
-        children = _values(part)
-    elif cls is not list:
-        if cls not in SEQUENCES:
-            return TAGGED if cls in SCALARS else REFUSED
-        verdict = TAGGED
-    if not _are_atoms(map(type, children)):
-        below += [x for x in children if x.__class__ not in ATOMS]
-    return verdict
-
-
 def _survey_level(level: list[Any], below: list[Any]) -> int:
-    """`_survey_part` for all of `level` at once."""
+    """The verdict on the parts in `level` alone; adds what they hold and is no atom to `below`."""
     types = set(map(type, level))
     if not types <= _KEPT:
         return REFUSED
     verdict = PLAIN if types <= _PLAIN else TAGGED
     if dict in types:
-        dicts = level if len(types) == 1 else [x for x in level if x.__class__ is dict]
+        dicts = [x for x in level if x.__class__ is dict]
         if not _are_native_keys(map(type, chain.from_iterable(dicts))):
             if not SCALARS.issuperset(map(type, chain.from_iterable(dicts))):
                 return REFUSED
             verdict = TAGGED
-        if not _are_atoms(map(type, chain.from_iterable(map(_values, dicts)))):
-            below += [x for x in chain.from_iterable(map(_values, dicts)) if x.__class__ not in ATOMS]
+        below += [x for x in chain.from_iterable(map(_values, dicts)) if x.__class__ not in ATOMS]
     if not types.isdisjoint(SEQUENCES):
         sequences: list[Any] = [x for x in level if x.__class__ in SEQUENCES]
-        if not _are_atoms(map(type, chain.from_iterable(sequences))):
-            below += [x for x in chain.from_iterable(sequences) if x.__class__ not in ATOMS]
+        below += [x for x in chain.from_iterable(sequences) if x.__class__ not in ATOMS]
     return verdict
 
 
