@@ -25,7 +25,7 @@ class Background:
         self._name = name
         self._jobs: list[Callable[[], bool]] = []
         self._wake = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, job: Callable[[], bool]) -> None:
@@ -40,13 +40,13 @@ class Background:
         self._wake.set()
 
     def start(self) -> None:
-        self._stopping = False
+        self._stopping.clear()
         self._thread = threading.Thread(target=self._run, name=f"agentstore-{self._name}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Return once no job runs. From a job itself: it ends after that job."""
-        self._stopping = True
+        self._stopping.set()
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -58,10 +58,10 @@ class Background:
         return self._thread is not None
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             busy = False
             for job in list(self._jobs):
-                if self._stopping:
+                if self._stopping.is_set():
                     return
                 try:
                     busy = job() or busy

@@ -46,7 +46,8 @@ def unseal(key: bytes, raw: bytes, path: str) -> bytes:
     """The value in `raw`; CorruptionError if it is not what was written under `key`."""
     if len(raw) < CRC_BYTES or _CRC.unpack_from(raw)[0] != crc32c(raw[CRC_BYTES:], crc32c(key)):
         raise CorruptionError(
-            f"{path}: the record under key {key.hex()} fails its checksum; run 'agentstore verify' to see all that is damaged"
+            f"{path}: the record under key {key.hex()} fails its checksum; run 'agentstore verify' to see all "
+            "that is damaged"
         )
     return raw[CRC_BYTES:]
 
@@ -57,9 +58,7 @@ class Base:
     def __init__(self, files: Files, path: str, *, map_bytes: int = MAP_BYTES, frozen: bool = False) -> None:
         self.path = path
         try:
-            self.env: Any = open_environment(
-                files, path, sync=True, create=False, map_bytes=map_bytes, frozen=frozen
-            )
+            self.env: Any = open_environment(files, path, sync=True, create=False, map_bytes=map_bytes, frozen=frozen)
         except lmdb.Error as error:
             raise translate_lmdb(error, path) from error
 
@@ -135,7 +134,9 @@ class Base:
 
     def _decode_meta(self, raw: bytes | None) -> tuple[bytes, Position]:
         if raw is None or len(raw) != _META.size + CRC_BYTES:
-            raise CorruptionError(f"{self.path}: its own record is missing; run 'agentstore verify', keep a copy of the directory")
+            raise CorruptionError(
+                f"{self.path}: its own record is missing; run 'agentstore verify', keep a copy of the directory"
+            )
         uuid, *numbers = _META.unpack(unseal(META_KEY, raw, self.path))
         return uuid, Position._make(numbers)
 

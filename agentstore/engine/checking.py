@@ -31,7 +31,9 @@ def _log(parts: Parts) -> list[str]:
     if durable > base.applied_lsn:
         top = [each for each in headers if (each.header.number, each.header.epoch) == (active.segment, active.epoch)]
         try:
-            for frame in LogReader(parts.segments, chain(headers, base, top[0] if top else None), base, durable_lsn=durable, to=durable):
+            for frame in LogReader(
+                parts.segments, chain(headers, base, top[0] if top else None), base, durable_lsn=durable, to=durable
+            ):
                 frame.batch()
         except CorruptionError as error:
             found.append(str(error))
@@ -44,9 +46,13 @@ def _log(parts: Parts) -> list[str]:
             continue
         lsns = [frame.lsn for frame in frames_behind(parts.segments.read(each.file), FRAMES_AT, each.header.epoch)]
         wanted = after[0].previous_lsn - each.header.previous_lsn
-        if len([lsn for lsn in lsns if lsn <= after[0].previous_lsn]) < wanted and after[0].previous_lsn <= base.applied_lsn:
+        if (
+            len([lsn for lsn in lsns if lsn <= after[0].previous_lsn]) < wanted
+            and after[0].previous_lsn <= base.applied_lsn
+        ):
             found.append(
-                f"segment {each.header.number} ({parts.segments.path(each.file)}) has a damaged frame that base holds already: "
+                f"segment {each.header.number} ({parts.segments.path(each.file)}) has a damaged frame that base "
+                "holds already: "
                 "nothing is lost, look at the disk"
             )
     return found

@@ -19,7 +19,7 @@ from agentstore.engine.control import DURABLE_LSN, FAILED
 from agentstore.engine.files import Files
 from agentstore.engine.fold import WAL_SOFT_BYTES, Folder
 from agentstore.engine.gate import Gate
-from agentstore.engine.lmdbfile import allow_reopening, translate_lmdb
+from agentstore.engine.lmdbfile import MAP_BYTES, allow_reopening, translate_lmdb
 from agentstore.engine.opening import Opening, close_store, open_frozen
 from agentstore.engine.parts import JOB_LOCK, Parts
 from agentstore.engine.sync import Syncer
@@ -58,7 +58,9 @@ class Reading:
         view: SnapshotProtocol = self._view
         return view
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._view.end()
         self._engine._gate.leave()
         if isinstance(error, StoreFailed):
@@ -70,7 +72,8 @@ class Reading:
 class EmbeddedEngine:
     """Atomic, serializable, confirmed transactions in a directory. Safe for threads and processes.
 
-    Made by `open`. After a fork only the parent may use it: the child gets `ForkedStore` and may open the directory anew.
+    Made by `open`. After a fork only the parent may use it: the child gets `ForkedStore` and may open the
+    directory anew.
     """
 
     def __init__(self, path: str, identity: process.Identity, files: Files, options: dict[str, bool]) -> None:
@@ -90,13 +93,21 @@ class EmbeddedEngine:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False, background: bool = True, files: Files | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        readonly: bool = False,
+        background: bool = True,
+        files: Files | None = None,
+        map_bytes: int = MAP_BYTES,
     ) -> EmbeddedEngine:
         """Open the store at `path`, recovering it if nobody else has it open.
 
         `create`: make it if the path is free. `readonly`: no commits. `background`: fold and prepare segments
-        in a daemon thread. `files`: the system calls, for tests. A second open in a process shares the first;
-        with other options it is `StoreAlreadyOpen`. O(log to replay, at most about 40 MiB).
+        in a daemon thread. `files`, `map_bytes`: the system calls and the size of LMDB's maps, for tests. A second
+        open in a process shares the first; with other options it is `StoreAlreadyOpen`.
+        O(log to replay, at most about 40 MiB).
         """
         path = os.path.abspath(os.fspath(path))
         files = files or Files()
@@ -109,7 +120,7 @@ class EmbeddedEngine:
             if readonly and files.exists(path) and files.read_only_file_system(path):
                 engine._open_frozen()
             else:
-                engine._open(create=create and not readonly)
+                engine._open(create=create and not readonly, map_bytes=map_bytes)
             engine._identity = files.path_identity(path)
             process.engines[engine._identity] = engine
         return engine
@@ -122,12 +133,15 @@ class EmbeddedEngine:
         if not isinstance(there, EmbeddedEngine) or there._gone is not None:
             return None
         if there._options != options:
-            raise StoreAlreadyOpen(f"this process has the store {path} open with {there._options}; close it first or open it with the same options")
+            raise StoreAlreadyOpen(
+                f"this process has the store {path} open with {there._options}; close it first or open it with "
+                "the same options"
+            )
         there._users += 1
         return there
 
-    def _open(self, *, create: bool) -> None:
-        opened = Opening(self._files, self.path, create=create).run()
+    def _open(self, *, create: bool, map_bytes: int) -> None:
+        opened = Opening(self._files, self.path, create=create, map_bytes=map_bytes).run()
         self._parts: Parts = opened.parts
         self._lock = opened.lock
         self.uuid = opened.parts.uuid
@@ -276,7 +290,9 @@ class EmbeddedEngine:
             self._check()
             if self._frozen is not None:
                 applied = self._frozen.position().applied_lsn
-                return {"lsn": applied, "durable_lsn": applied, "applied_lsn": applied, "wal_bytes": 0} | self._sizes(self._frozen)
+                return {"lsn": applied, "durable_lsn": applied, "applied_lsn": applied, "wal_bytes": 0} | self._sizes(
+                    self._frozen
+                )
             parts = self._parts
             return {
                 "lsn": parts.tail.position().lsn,
@@ -377,7 +393,7 @@ class EmbeddedEngine:
             self._background.start()
 
     def after_fork_in_child(self) -> None:
-        """Give up the inherited store. Its LMDB environments must never be closed here: that frees the parent's reader slots."""
+        """Give up the inherited store, but never close its LMDB environments: that frees the parent's reader slots."""
         self._gate = Gate()
         self._gone = ForkedStore(f"the store {self.path} was opened before a fork; open it again in the child")
         self._background = None

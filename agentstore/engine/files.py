@@ -212,7 +212,9 @@ def translate(error: OSError, what: str) -> Exception | None:
     if error.errno in FULL_DISK:
         return DiskFull(f"no space left for {what}; nothing was lost, free some and try again")
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return OutOfResources(f"the system refused {what}: {error.strerror}; nothing was lost, raise the limit and try again")
+        return OutOfResources(
+            f"the system refused {what}: {error.strerror}; nothing was lost, raise the limit and try again"
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StorePermissionError(f"no permission for {what}: {error.strerror}: {error.filename or ''}".rstrip(": "))
     return None

@@ -23,7 +23,7 @@ def encode_format(uuid: bytes) -> bytes:
 
 
 def read_format(files: Files, path: str) -> bytes:
-    """The uuid of the store whose FORMAT is at `path`; a typed error for anything but a store that this version reads."""
+    """The uuid of the store whose FORMAT is at `path`; a typed error for what this version does not read."""
     fd = files.open(path, os.O_RDONLY)
     try:
         raw = files.pread(fd, FORMAT_BYTES, 0)
@@ -36,9 +36,13 @@ def read_format(files: Files, path: str) -> bytes:
     _, version, uuid = _FORMAT.unpack_from(raw)
     if version > FORMAT_VERSION:
         raise FormatTooNew(
-            f"the store {os.path.dirname(path)} has format version {version}, this agentstore reads up to {FORMAT_VERSION}; "
+            f"the store {os.path.dirname(path)} has format version {version}, this agentstore reads up to "
+            f"{FORMAT_VERSION}; "
             "install a newer agentstore"
         )
     if version < FORMAT_VERSION:
-        raise NotAStore(f"the store {os.path.dirname(path)} has format version {version} of before the first release, which is not read")
+        raise NotAStore(
+            f"the store {os.path.dirname(path)} has format version {version} of before the first release, which "
+            "is not read"
+        )
     return bytes(uuid)

@@ -3,56 +3,59 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+
+_ident = threading.get_ident
 
 
 class Gate:
-    """A readers-writer lock for threads of one process, cheap on the shared side.
+    """A readers-writer lock for threads of one process whose shared side is two atomic list operations.
 
     A thread that is inside may enter again, also while somebody waits for the exclusive
     side: otherwise two nested reads and a fork would wait for each other.
     """
 
-    __slots__ = ("_changed", "_closed", "_count", "_inside", "_mutex")
+    __slots__ = ("_changed", "_closed", "_inside")
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
-        self._count = 0
+        self._changed = threading.Condition()
         self._closed = False
-        self._inside = threading.local()
+        self._inside: deque[int] = deque()
 
     def enter(self) -> None:
         """Hold the gate shared."""
-        inside = self._inside
-        depth = getattr(inside, "depth", 0)
-        with self._mutex:
-            if self._closed and not depth:
-                while self._closed:
-                    self._changed.wait()
-            self._count += 1
-        inside.depth = depth + 1
+        # In this order (first in, then look), while `close` first closes and then looks: one of the two sees the other.
+        me = _ident()
+        self._inside.append(me)
+        if self._closed and self._inside.count(me) == 1:
+            self._wait(me)
+
+    def _wait(self, me: int) -> None:
+        with self._changed:
+            # The condition's lock is held from the last look to the entry, and `close` takes it.
+            self._inside.remove(me)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._closed)
+            self._inside.append(me)
 
     def leave(self) -> None:
-        self._inside.depth -= 1
-        with self._mutex:
-            self._count -= 1
-            if self._closed and not self._count:
+        self._inside.remove(_ident())
+        if self._closed:
+            with self._changed:
                 self._changed.notify_all()
 
     @property
     def held_here(self) -> bool:
         """Whether the calling thread is inside (it can then not hold the gate exclusively)."""
-        return getattr(self._inside, "depth", 0) > 0
+        return _ident() in self._inside
 
     def close(self) -> None:
         """Hold the gate exclusively: wait until nobody is inside, keep everybody out."""
-        with self._mutex:
-            while self._closed:
-                self._changed.wait()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closed)
             self._closed = True
             try:
-                while self._count:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: not self._inside)
             except BaseException:
                 self._closed = False
                 self._changed.notify_all()
@@ -60,6 +63,6 @@ class Gate:
 
     def open(self) -> None:
         """Give the exclusive hold back."""
-        with self._mutex:
+        with self._changed:
             self._closed = False
             self._changed.notify_all()

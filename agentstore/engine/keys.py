@@ -26,18 +26,18 @@ def encode(*parts: int | str | bytes) -> bytes:
     out = bytearray()
     for part in parts:
         if part.__class__ is int:
-            if not 0 <= part <= INT_MAX:  # type: ignore[operator]
+            if not 0 <= part <= INT_MAX:
                 raise ValueError(f"a key holds ints from 0 to 2**64 - 1, not {part!r}")
-            size = (part.bit_length() + 7) >> 3  # type: ignore[union-attr]
+            size = (part.bit_length() + 7) >> 3
             out.append(_INT + size)
-            out += part.to_bytes(size, "big")  # type: ignore[union-attr]
+            out += part.to_bytes(size, "big")
         elif part.__class__ is str:
             out.append(_STR)
-            out += part.encode("utf-8", "surrogatepass").replace(b"\0", b"\0\xff")  # type: ignore[union-attr]
+            out += part.encode("utf-8", "surrogatepass").replace(b"\0", b"\0\xff")
             out.append(0)
         elif part.__class__ is bytes:
             out.append(_BYTES)
-            out += part.replace(b"\0", b"\0\xff")  # type: ignore[union-attr, arg-type]
+            out += part.replace(b"\0", b"\0\xff")
             out.append(0)
         else:
             raise TypeError(f"a key holds int, str and bytes, not {type(part).__name__}")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from typing import Any
 
 import lmdb
 from lmdb import _envid
-from lmdb.verify import VerifyError, verify
+from lmdb.verify import VerifyError
+from lmdb.verify import verify as _verify
 
 from agentstore.engine.files import FULL_DISK, Files
 from agentstore.errors import AgentStoreError, CorruptionError, DiskFull, OutOfResources, StoreFailed, StoreFull
+
+_walk: Callable[..., list[str]] = _verify
+_guard: Any = _envid
 
 MAP_BYTES = 1 << 40
 """Size of the memory map of each LMDB file, in bytes: address space, not memory or disk. The same in
@@ -70,7 +75,7 @@ def damage_of(path: str) -> list[str]:
     A walk in pure Python: unlike LMDB itself it cannot be crashed by what it reads. O(size), 80 MB/s.
     """
     try:
-        return [f"{path}: {finding}" for finding in verify(path, subdir=False)]
+        return [f"{path}: {finding}" for finding in _walk(path, subdir=False)]
     except (VerifyError, OSError) as error:
         return [f"{path}: {error}"]
 
@@ -82,15 +87,17 @@ def allow_reopening() -> None:
     of one file was copied with the parent's memory. The child's keys get its pid, so that the guard still holds among
     its own. (Closing the inherited environments instead would free the reader slots of the parent.)
     """
-    inherited = _envid.env_keys
-    _envid.env_keys = lambda path, subdir: tuple((*key, os.getpid()) for key in inherited(path, subdir))
+    inherited = _guard.env_keys
+    _guard.env_keys = lambda path, subdir: tuple((*key, os.getpid()) for key in inherited(path, subdir))
 
 
 def translate_lmdb(error: lmdb.Error, path: str) -> AgentStoreError:
     """The typed error for what LMDB raised about `path`."""
     code = getattr(error, "code", 0)
     if isinstance(error, lmdb.MapFullError):
-        return StoreFull(f"{path} reached the size of its map (MAP_BYTES = {MAP_BYTES}); compact the store or delete threads")
+        return StoreFull(
+            f"{path} reached the size of its map (MAP_BYTES = {MAP_BYTES}); compact the store or delete threads"
+        )
     if code in FULL_DISK:
         return DiskFull(f"no space left for {path}; nothing was lost, free some and try again")
     if isinstance(error, lmdb.ReadersFullError) or code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):

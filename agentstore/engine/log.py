@@ -36,7 +36,8 @@ class LogFrame(NamedTuple):
             return decode_batch(self.payload)
         except ValueError as error:
             raise CorruptionError(
-                f"the frame with LSN {self.lsn} in segment {self.reached.segment} has a right CRC and no batch in it: {error}"
+                f"the frame with LSN {self.lsn} in segment {self.reached.segment} has a right CRC and no batch in "
+                f"it: {error}"
             ) from error
 
 
@@ -67,7 +68,9 @@ def chain(headers: Iterable[Found], base: Position, top: Found | None = None) ->
 class LogReader:
     """One pass over the frames above base's position. Iterate once; afterwards `lsn` is where the log ends."""
 
-    def __init__(self, segments: Segments, links: list[Found], base: Position, *, durable_lsn: int, to: int | None = None) -> None:
+    def __init__(
+        self, segments: Segments, links: list[Found], base: Position, *, durable_lsn: int, to: int | None = None
+    ) -> None:
         self.lsn = base.applied_lsn
         """The newest LSN that was read."""
         self._segments = segments
@@ -102,14 +105,18 @@ class LogReader:
     def _start(self, link: Found) -> int | None:
         """Where to read on in this segment, None if it has nothing new."""
         header = link.header
-        if (header.number, header.epoch) == (self._base.segment, self._base.epoch) and self.lsn == self._base.applied_lsn:
+        if (header.number, header.epoch) == (
+            self._base.segment,
+            self._base.epoch,
+        ) and self.lsn == self._base.applied_lsn:
             return self._base.end
         if header.previous_lsn == self.lsn:
             return FRAMES_AT
         if header.previous_lsn < self.lsn:
             return None
         raise CorruptionError(
-            f"segment {header.number} begins behind LSN {header.previous_lsn}, the log before it ends at {self.lsn}; {WHAT_NOW}"
+            f"segment {header.number} begins behind LSN {header.previous_lsn}, the log before it ends at "
+            f"{self.lsn}; {WHAT_NOW}"
         )
 
     def _segment(self, link: Found, at: int, last: int | None) -> Iterator[LogFrame]:
@@ -133,7 +140,8 @@ class LogReader:
         wanted = max([self._known, self._to or 0, last or 0])
         if self.lsn < wanted:
             raise CorruptionError(
-                f"segment {header.number} ({self._segments.path(link.file)}) has no valid frame at offset {at}: LSN {self.lsn + 1} "
+                f"segment {header.number} ({self._segments.path(link.file)}) has no valid frame at offset {at}: "
+                f"LSN {self.lsn + 1} "
                 f"is damaged, everything up to LSN {wanted} was durable; {WHAT_NOW}"
             )
         if behind:

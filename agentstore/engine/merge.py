@@ -32,7 +32,9 @@ def _descending(txn: Any, lo: bytes, hi: bytes) -> Iterator[Pair]:
             found = cursor.prev()
 
 
-def merged(tail: Any, base_txn: Any, base: Base, lo: bytes, hi: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes | None, int]]:
+def merged(
+    tail: Any, base_txn: Any, base: Base, lo: bytes, hi: bytes, reverse: bool
+) -> Iterator[tuple[bytes, bytes | None, int]]:
     """(key, value or None for a tombstone, LSN or 0 from base) in order, each key once. Lazy.
 
     `tail` may be None (a store on a read-only file system).

@@ -32,7 +32,7 @@ from agentstore.engine.control import (
 )
 from agentstore.engine.files import NETWORK_FILE_SYSTEMS, Files, pid_namespace, translate
 from agentstore.engine.format import encode_format, read_format
-from agentstore.engine.lmdbfile import damage_of, translate_lmdb
+from agentstore.engine.lmdbfile import MAP_BYTES, damage_of, translate_lmdb
 from agentstore.engine.log import LogReader, batches, chain
 from agentstore.engine.parts import BASE, BASE_NEW, CONTROL, FORMAT, LOCK, OWN_NAMES, TAIL, WAL, Parts
 from agentstore.engine.segments import Segments
@@ -69,8 +69,9 @@ class Opened(NamedTuple):
 class Opening:
     """One attempt to open the store at `path`. Call `run` once."""
 
-    def __init__(self, files: Files, path: str, *, create: bool) -> None:
+    def __init__(self, files: Files, path: str, *, create: bool, map_bytes: int = MAP_BYTES) -> None:
         self._files = files
+        self._map_bytes = map_bytes
         self._path = path
         self._create = create
 
@@ -107,7 +108,10 @@ class Opening:
         if typed is not None:
             return typed
         if error.errno in (errno.EIO, errno.ENXIO):
-            return StoreFailed(f"the disk failed while {self._path} was opened: {error}; nothing was changed, look at the disk, then open it again")
+            return StoreFailed(
+                f"the disk failed while {self._path} was opened: {error}; nothing was changed, look at the disk, "
+                "then open it again"
+            )
         return error
 
     def _check_directory(self) -> None:
@@ -125,7 +129,9 @@ class Opening:
             return
         strangers = [name for name in names if name not in OWN_NAMES]
         if strangers:
-            raise NotAStore(f"{path} is not an agentstore store and not empty ({strangers[0]!r} is in it); choose another directory")
+            raise NotAStore(
+                f"{path} is not an agentstore store and not empty ({strangers[0]!r} is in it); choose another directory"
+            )
         if not self._create:
             raise StoreNotFound(f"there is no store at {path}" + (" (its creation was interrupted)" if names else ""))
 
@@ -170,17 +176,21 @@ class Opening:
                 return None
             if words[PID_NAMESPACE] != pid_namespace():
                 raise StoreInUse(
-                    f"the store {self._path} is open in another pid namespace (a container?), where its users cannot be told "
+                    f"the store {self._path} is open in another pid namespace (a container?), where its users "
+                    "cannot be told "
                     "alive from dead; use it from one namespace, or close it there"
                 )
             if words[FAILED]:
-                raise StoreFailed(f"the store {self._path} failed and other processes still have it open; close it there, then open it again")
-            base = Base(files, self._name(BASE))
+                raise StoreFailed(
+                    f"the store {self._path} failed and other processes still have it open; close it there, then "
+                    "open it again"
+                )
+            base = Base(files, self._name(BASE), map_bytes=self._map_bytes)
         except BaseException:
             control.close()
             raise
         try:
-            tail = Tail(files, self._name(TAIL))
+            tail = Tail(files, self._name(TAIL), map_bytes=self._map_bytes)
         except BaseException:
             base.close()
             control.close()
@@ -197,7 +207,9 @@ class Opening:
             self._create_store()
         uuid = read_format(files, self._name(FORMAT))
         if not files.exists(self._name(WAL)):
-            raise CorruptionError(f"{self._name(WAL)} is missing from the store; put it back: it may hold acknowledged commits")
+            raise CorruptionError(
+                f"{self._name(WAL)} is missing from the store; put it back: it may hold acknowledged commits"
+            )
         control = Control(files, self._name(CONTROL))
         try:
             # So that a second power cut does not silence what this page knows of damage.
@@ -211,13 +223,16 @@ class Opening:
     def _check_base(self, control: Control) -> None:
         path = self._name(BASE)
         if not self._files.exists(path):
-            raise CorruptionError(f"{path} is missing from the store; put it back: the WAL alone holds only the newest commits")
+            raise CorruptionError(
+                f"{path} is missing from the store; put it back: the WAL alone holds only the newest commits"
+            )
         copied = control.words[BASE_INODE] != self._files.path_identity(path)[1]
         if copied or self._files.file_size(path) <= VERIFY_AT_RECOVERY_BYTES:
             findings = damage_of(path)
             if findings:
                 raise CorruptionError(
-                    f"{findings[0]}" + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else "")
+                    f"{findings[0]}"
+                    + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else "")
                     + "; keep a copy of the directory, then run 'agentstore verify'"
                 )
 
@@ -298,7 +313,10 @@ class Opening:
     def _check_unfinished(self) -> None:
         """Without FORMAT: the rest of an interrupted creation, or a store that lost it."""
         files = self._files
-        damage = f"{self._name(FORMAT)} is missing, but there is data beside it; put it back, or keep a copy and run 'agentstore verify'"
+        damage = (
+            f"{self._name(FORMAT)} is missing, but there is data beside it; put it back, "
+            "or keep a copy and run 'agentstore verify'"
+        )
         if files.exists(self._name(WAL)) and files.names(self._name(WAL)):
             raise CorruptionError(damage)
         if not files.exists(self._name(BASE)):
@@ -325,7 +343,9 @@ def check_file_system(files: Files, path: str) -> None:
     """Refuse network file systems: their locks and syncs do not reach everybody who can write."""
     kind = files.file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
-        raise UnsupportedPlatform(f"{path} is on {kind}: agentstore keeps its promise on local file systems only; choose a local directory")
+        raise UnsupportedPlatform(
+            f"{path} is on {kind}: agentstore keeps its promise on local file systems only; choose a local directory"
+        )
 
 
 def open_frozen(files: Files, path: str) -> tuple[Base, bytes]:
@@ -335,7 +355,9 @@ def open_frozen(files: Files, path: str) -> tuple[Base, bytes]:
     try:
         uuid = read_format(files, os.path.join(path, FORMAT))
         if any(name.endswith(".seg") for name in files.names(os.path.join(path, WAL))):
-            raise RecoveryNeeded(f"the store {path} was not closed, and its file system is read-only: mount it writable and open it once")
+            raise RecoveryNeeded(
+                f"the store {path} was not closed, and its file system is read-only: mount it writable and open it once"
+            )
     except PermissionError as error:
         raise StorePermissionError(f"no permission to read the store {path}: {error.strerror}") from error
     file = os.path.join(path, BASE)

@@ -26,7 +26,9 @@ OWN_NAMES = frozenset(
 class Parts:
     """The files of a store that this process has open. Closing is the engine's business."""
 
-    def __init__(self, files: Files, path: str, uuid: bytes, control: Control, base: Base, tail: Tail, segments: Segments) -> None:
+    def __init__(
+        self, files: Files, path: str, uuid: bytes, control: Control, base: Base, tail: Tail, segments: Segments
+    ) -> None:
         self.files = files
         self.path = path
         self.uuid = uuid

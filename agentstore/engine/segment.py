@@ -155,7 +155,9 @@ def decode_batch(payload: bytes) -> Batch:
     return batch
 
 
-def encode_frame(epoch: int, seed: int, lsn: int, durable_lsn: int, previous_crc: int, payload: bytes) -> tuple[bytes, int]:
+def encode_frame(
+    epoch: int, seed: int, lsn: int, durable_lsn: int, previous_crc: int, payload: bytes
+) -> tuple[bytes, int]:
     """The bytes of a frame and its CRC. `seed` is ``epoch_crc(epoch)``, computed once per segment."""
     covered = _COVERED.pack(lsn, durable_lsn, previous_crc)
     crc = crc32c(payload, crc32c(_LENGTH.pack(len(payload)) + covered, seed))

@@ -111,7 +111,9 @@ class Segments:
         """All bytes of a segment."""
         fd = self.fd(file)
         if fd is None:
-            raise CorruptionError(f"segment file {self.path(file)} vanished while it was needed; run 'agentstore verify'")
+            raise CorruptionError(
+                f"segment file {self.path(file)} vanished while it was needed; run 'agentstore verify'"
+            )
         return self.files.pread(fd, self.files.size(fd), 0)
 
     def last_lsn(self, found: Found) -> int:
@@ -130,9 +132,7 @@ class Segments:
 
     def reusable(self, found: Found, applied_lsn: int, active: int) -> bool:
         """Whether nothing in this segment is needed any more."""
-        return (
-            found.file != active and found.header.previous_lsn <= applied_lsn and self.last_lsn(found) <= applied_lsn
-        )
+        return found.file != active and found.header.previous_lsn <= applied_lsn and self.last_lsn(found) <= applied_lsn
 
     # --- writing (the roller, holding the writers' lock) ------------------------------
 
@@ -179,7 +179,9 @@ class Segments:
             # No header was written: this is not part of the log yet, so nobody has to be
             # poisoned; but after a failed sync what is on disk is not known: never this file again.
             self._unlink(file)
-            raise DiskFull(f"no space left for a WAL segment of {size} bytes in {self.directory}; nothing was lost") from error
+            raise DiskFull(
+                f"no space left for a WAL segment of {size} bytes in {self.directory}; nothing was lost"
+            ) from error
 
     def _unlink(self, file: int) -> None:
         with self._mutex:

@@ -8,6 +8,7 @@ kernel frees it if the holder dies.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lmdb
@@ -16,7 +17,8 @@ from agentstore.engine.files import Files
 from agentstore.engine.lmdbfile import MAP_BYTES, open_environment, translate_lmdb
 from agentstore.engine.segment import Batch
 
-POSITION_KEY = b"\x00"
+POSITION_KEY = b"\xff"
+"""Behind every key of `keys.encode`: beside what an agent wrote last, so that a commit dirties fewer pages."""
 _POSITION = struct.Struct("<QQQQQQIB")
 
 ENTRY = struct.Struct("<Q")
@@ -41,8 +43,12 @@ class TailPosition(NamedTuple):
     must_roll: bool
 
 
+_new_tuple: Callable[[type[TailPosition], tuple[Any, ...]], TailPosition] = tuple.__new__
+
+
 def decode_position(raw: bytes) -> TailPosition:
-    return TailPosition._make(_POSITION.unpack(raw))
+    # On the path of every commit, twice: `_make` is a Python function that does this after a check of the length.
+    return _new_tuple(TailPosition, _POSITION.unpack(raw))
 
 
 def encode_position(

@@ -71,7 +71,7 @@ class Transaction:
         self._base = base
         self._base_txn: Any = None
         self._batch: Batch = []
-        self._stamp = ENTRY.pack(lsn)
+        self._stamp = ENTRY.pack(lsn) + b"\1"
         self._newest = 0
         self.lsn = lsn
 
@@ -87,11 +87,11 @@ class Transaction:
     def put(self, key: bytes, value: bytes) -> None:
         if len(key) > KEY_BYTES_MAX:
             raise LimitExceeded(f"a key of {len(key)} bytes is over KEY_BYTES_MAX ({KEY_BYTES_MAX})")
-        self._tail.put(key, b"%b\1%b" % (self._stamp, value))
+        self._tail.put(key, self._stamp + value)
         self._batch.append((key, value))
 
     def delete(self, key: bytes) -> None:
-        self._tail.put(key, self._stamp + b"\0")
+        self._tail.put(key, ENTRY.pack(self.lsn) + b"\0")
         self._batch.append((key, None))
 
     def scan(self, lo: bytes, hi: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -194,7 +194,7 @@ class Writer:
                 raise
 
     def _finish_dead(self, txn: Any, position: TailPosition) -> bool:
-        """Put the frame of a writer that died or failed after writing it into tail. Anything else there is overwritten."""
+        """Put the frame of a writer that died or failed after writing it into tail; overwrite anything else there."""
         fd = self._fd(position.file)
         if fd is None:
             raise self._parts.poison(FileNotFoundError(2, "no such file"), self._parts.segments.path(position.file))
@@ -214,7 +214,14 @@ class Writer:
         txn.put(
             POSITION_KEY,
             encode_position(
-                lsn, position.segment, position.epoch, position.file, position.size, position.offset + frame.end, frame.crc, False
+                lsn,
+                position.segment,
+                position.epoch,
+                position.file,
+                position.size,
+                position.offset + frame.end,
+                frame.crc,
+                False,
             ),
         )
         self.finished_dead += 1
@@ -224,7 +231,9 @@ class Writer:
         """The frame, then the tail that knows it."""
         payload = encode_batch(tx._batch)
         if len(payload) > FRAME_PAYLOAD_BYTES_MAX:
-            raise LimitExceeded(f"a transaction of {len(payload)} bytes is over FRAME_PAYLOAD_BYTES_MAX ({FRAME_PAYLOAD_BYTES_MAX})")
+            raise LimitExceeded(
+                f"a transaction of {len(payload)} bytes is over FRAME_PAYLOAD_BYTES_MAX ({FRAME_PAYLOAD_BYTES_MAX})"
+            )
         end = position.offset + FRAME_BYTES + len(payload)
         if end > position.size:
             raise _Roll(FRAME_BYTES + len(payload))
@@ -245,7 +254,9 @@ class Writer:
                 raise DiskFull(
                     f"no space left for a frame of {len(frame)} bytes in segment {position.segment}; nothing was lost"
                 ) from error
-            raise self._parts.poison(error, f"write to segment {position.segment} at offset {position.offset}") from error
+            raise self._parts.poison(
+                error, f"write to segment {position.segment} at offset {position.offset}"
+            ) from error
         try:
             txn.commit()
         except lmdb.Error as error:
@@ -316,5 +327,3 @@ class Writer:
         txn.commit()
         parts.segments.remember_last(position.file, position.epoch, position.lsn)
         self.rolls += 1
-
-
