@@ -54,8 +54,8 @@ class Background:
             self._thread = None
 
     @property
-    def running(self) -> bool:
-        return self._thread is not None
+    def is_current_thread(self) -> bool:
+        return self._thread is threading.current_thread()
 
     def _run(self) -> None:
         while not self._stopping.is_set():

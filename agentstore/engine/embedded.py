@@ -16,7 +16,7 @@ from agentstore.engine.api import Snapshot as SnapshotProtocol
 from agentstore.engine.background import READERS_EVERY_S, Background, Every
 from agentstore.engine.base import Base
 from agentstore.engine.control import DURABLE_LSN, FAILED
-from agentstore.engine.files import Files
+from agentstore.engine.files import Files, default_files
 from agentstore.engine.fold import WAL_SOFT_BYTES, Folder
 from agentstore.engine.gate import Gate
 from agentstore.engine.lmdbfile import MAP_BYTES, allow_reopening, translate_lmdb
@@ -110,7 +110,7 @@ class EmbeddedEngine:
         O(log to replay, at most about 40 MiB).
         """
         path = os.path.abspath(os.fspath(path))
-        files = files or Files()
+        files = files or default_files()
         options = {"readonly": readonly, "background": background}
         with process.opening:
             shared = cls._shared(path, files, options)
@@ -354,11 +354,17 @@ class EmbeddedEngine:
         """The store failed: let go of everything, so that somebody can recover it."""
         if self._gate.held_here:
             return  # an outer call of this thread does it
-        if self._background is not None:
-            self._background.stop()
-        with process.opening:
+        background = self._background
+        # The background must not wait here for somebody who closes or forks and waits for the background.
+        if not process.opening.acquire(blocking=background is None or not background.is_current_thread):
+            return
+        try:
+            if background is not None:
+                background.stop()
             if self._gone is None:
                 self._release(self._parts.failure(), clear=False)
+        finally:
+            process.opening.release()
 
     def _release(self, why: AgentStoreError, *, clear: bool) -> None:
         self._gate.close()

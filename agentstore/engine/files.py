@@ -207,6 +207,20 @@ class Files:
         page.flush()
 
 
+_default = Files()
+
+
+def default_files() -> Files:
+    """The system calls that an engine uses which is opened without others."""
+    return _default
+
+
+def set_default_files(files: Files) -> None:
+    """Have every engine that this process opens from now on use `files`: for crash injection in a whole program."""
+    global _default  # noqa: PLW0603 - the one seam for programs that open their store themselves
+    _default = files
+
+
 def translate(error: OSError, what: str) -> Exception | None:
     """The typed error for what is not a failed disk: DiskFull, StorePermissionError, or None for the rest."""
     if error.errno in FULL_DISK:

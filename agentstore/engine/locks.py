@@ -16,32 +16,40 @@ class FileLock:
     with SIGSTOP keeps it.
     """
 
-    __slots__ = ("_fd", "_files", "_threads", "path")
+    __slots__ = ("_fd", "_files", "path", "threads")
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self.path = path
-        self._threads = threading.Lock()
+        self.threads = threading.Lock()
+        """The lock in front: who holds it may look around before it goes to the kernel (`lock_file`)."""
         self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
 
     def acquire(self, *, wait: bool = True) -> bool:
         """True once held; False if `wait` is off and somebody else holds it."""
-        if not self._threads.acquire(blocking=wait):
+        if not self.threads.acquire(blocking=wait):
             return False
         try:
             held = self._files.lock(self._fd, wait=wait)
         except BaseException:
-            self._threads.release()
+            self.threads.release()
             raise
         if not held:
-            self._threads.release()
+            self.threads.release()
         return held
 
     def release(self) -> None:
         try:
             self._files.unlock(self._fd)
         finally:
-            self._threads.release()
+            self.threads.release()
+
+    def lock_file(self) -> None:
+        """The part between processes, holding `threads`."""
+        self._files.lock(self._fd)
+
+    def unlock_file(self) -> None:
+        self._files.unlock(self._fd)
 
     def __enter__(self) -> None:
         self.acquire()

@@ -27,22 +27,30 @@ class Syncer:
     def sync(self, lsn: int) -> None:
         """Return once everything up to `lsn`, which is in the committed tail, is on stable storage."""
         words = self._words
+        lock = self._lock
         while words[DURABLE_LSN] < lsn:
-            self._lock.acquire()
-            try:
-                if words[FAILED]:
-                    raise self._parts.failure()
+            with lock.threads:
                 if words[DURABLE_LSN] >= lsn:
-                    return
-                # One snapshot for both target and segment: a segment that was left since
-                # was synced by the roll, which needs this lock to do it.
-                position = self._position()
-                self._flush(position.file, position.offset)
-                if position.lsn > words[DURABLE_LSN]:
-                    words[DURABLE_LSN] = position.lsn
-                words[SYNCING] = 0
-            finally:
-                self._lock.release()
+                    break  # the leader before us synced for us
+                lock.lock_file()
+                try:
+                    if words[DURABLE_LSN] < lsn:
+                        self._lead()
+                finally:
+                    lock.unlock_file()
+
+    def _lead(self) -> None:
+        """Sync for everybody whose frame is in the committed tail; the caller holds the sync lock."""
+        words = self._words
+        if words[FAILED]:
+            raise self._parts.failure()
+        # One snapshot for both target and segment: a segment that was left since
+        # was synced by the roll, which needs this lock to do it.
+        position = self._position()
+        self._flush(position.file, position.offset)
+        if position.lsn > words[DURABLE_LSN]:
+            words[DURABLE_LSN] = position.lsn
+        words[SYNCING] = 0
 
     def sync_retired(self, file: int, end: int) -> None:
         """The roller syncs the segment that it leaves, before the new header says so."""
@@ -66,5 +74,7 @@ class Syncer:
             words[SYNCING] = 1
             self.count += 1
             self._fdatasync(fd)
+            if words[FAILED]:
+                raise self._parts.failure()
         except OSError as error:
             raise self._parts.poison(error, f"sync of {self._parts.segments.path(file)}") from error
