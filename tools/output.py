@@ -25,12 +25,18 @@ def printable(text: str) -> str:
     >>> printable("red \\x1b[31m alert\\n")
     'red \\\\x1b[31m alert\\\\n'
     """
-    if text.isprintable() and "\\" not in text:
+    return visible(text.replace("\\", "\\\\"))
+
+
+def visible(text: str) -> str:
+    """`text` with all that is not printable escaped, for sentences that may quote anything.
+
+    >>> visible("thread 'a\\\\n': \\x07")
+    "thread 'a\\\\n': \\\\x07"
+    """
+    if text.isprintable():
         return text
-    return "".join(
-        "\\\\" if char == "\\" else char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def console(*, stderr: bool = False) -> Console:

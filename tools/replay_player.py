@@ -19,9 +19,6 @@ from .replay_turns import RecordedCall, Turn, plan
 from .replay_world import ReplayWorld
 from .transcript import Message, Transcript
 
-RULES = ("replay", "query")
-"""Rules that the doubles' calls are recovered by, in turns: the world takes keys, and can be asked about them."""
-
 
 class CallWithoutIntent(AgentStoreError):
     """A tool was called and the store knows of no intent for it: after a kill nobody could tell that it ran."""
@@ -55,9 +52,7 @@ class Player:
         self._world = world
         self._on_progress = on_progress
         self._deciding = -1  # position of the message whose calls are running
-        tools = [
-            Tool(self._call, name=name, recovery=rule, query=self._query, raw=True) for name, rule in self._names()
-        ]
+        tools = [self._tool(name, number) for number, name in enumerate(self._names())]
         fallback = Tool(self._call, name="malformed call", recovery="replay", raw=True)
         # window=list: the model is shown the stored messages and nothing else, its position is their number.
         self.agent = Agent(model=self._model, tools=tools, fallback=fallback, window=list, on_event=on_event)
@@ -101,12 +96,16 @@ class Player:
         begun = sum(turn.position <= messages for turn in self.turns)
         return self.turns[max(0, begun - 2) :]
 
-    def _names(self) -> list[tuple[str, str]]:
-        """Every tool name of the recording with a rule; half of them replay, half query."""
-        names = {
-            call.name: None for message in self.transcript.messages for call in calls_of(message) if not call.problem
-        }
-        return [(name, RULES[number % len(RULES)]) for number, name in enumerate(names)]
+    def _names(self) -> list[str]:
+        """Every tool that the recording calls, in the order of its first call."""
+        calls = (call for message in self.transcript.messages for call in calls_of(message))
+        return list(dict.fromkeys(call.name for call in calls if call.problem is None))
+
+    def _tool(self, name: str, number: int) -> Tool:
+        """The double of tool `name`. Recordings do not say how theirs recover: the doubles take turns."""
+        if number % 2:
+            return Tool(self._call, name=name, recovery="replay", raw=True)
+        return Tool(self._call, name=name, recovery="query", query=self._query, raw=True)
 
     # --- the doubles -----------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def _decision(messages: Sequence[Message], at: int, calls_of: CallsOf) -> tuple[
 
 
 def _answers(message: Message, call: RecordedCall) -> bool:
-    """Whether `message` is the result of `call`: by id (none answers none), or by name for the legacy ``function`` role."""
+    """Whether `message` is the result of `call` by id (none answers none), or name for the legacy ``function`` role."""
     if message["role"] == "tool":
         return bool(message.get("tool_call_id") == call.id)
     return bool(message["role"] == "function" and call.id is None and message.get("name") == call.name)

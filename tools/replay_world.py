@@ -52,7 +52,7 @@ class ReplayWorld:
         )
 
     def find(self, key: str) -> tuple[int, int] | None:
-        """Where the call with this key stands, as (position of its message, number of the call); None if none arrived."""
+        """Where the call with this key stands: position of its message, number of the call. None: none arrived."""
         row = self._db.execute("SELECT position, call FROM executions WHERE key=?", (key,)).fetchone()
         return None if row is None else (row[0], row[1])
 

@@ -1,8 +1,4 @@
-"""How many syncs a process really did, counted by strace from outside.
-
-`CALLS` are counted in a subprocess that sets a contender up and runs it n times, once
-for n = 0 and once for the real n; the difference belongs to the operations.
-"""
+"""How many syncs processes really did, counted by strace from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from collections.abc import Sequence
 
 CALLS = ("fsync", "fdatasync", "msync", "sync_file_range")
 
-_LINE = re.compile(r"^(?:\d+\s+)?(?:\S+\s+)?(\w+)\(")
+_LINE = re.compile(r"^(?:\d+\s+)?(\w+)\(")
 
 
 def available() -> bool:
@@ -26,15 +22,27 @@ def available() -> bool:
     return probe.returncode == 0
 
 
-def count_syncs(command: Sequence[str]) -> dict[str, int]:
-    """Run `command` (it must exit 0) and count its sync calls, those of its threads and children too."""
-    with tempfile.NamedTemporaryFile(prefix="agentstore-strace-") as log:
-        trace = ["strace", "-f", "-qq", "-e", "signal=none", "-e", "trace=" + ",".join(CALLS), "-o", log.name]
-        subprocess.run([*trace, *command], check=True, stdout=subprocess.DEVNULL)
+def count_syncs(commands: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Run `commands` side by side (each must exit 0) and count their sync calls, those of threads and children too."""
+    with tempfile.TemporaryDirectory(prefix="agentstore-strace-") as folder:
+        logs = [os.path.join(folder, str(number)) for number in range(len(commands))]
+        traced = [
+            subprocess.Popen(
+                ["strace", "-f", "-qq", "-e", "signal=none", "-e", "trace=" + ",".join(CALLS), "-o", log, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+            for log, command in zip(logs, commands, strict=True)
+        ]
+        statuses = [process.wait() for process in traced]
+        if any(statuses):
+            raise RuntimeError(f"a traced process ended with status {next(filter(None, statuses))}")
         counts = dict.fromkeys(CALLS, 0)
-        for line in log.read().decode("utf-8", "replace").splitlines():
-            # An interrupted call is logged twice: "fdatasync(5 <unfinished ...>", then "<... fdatasync resumed>".
-            found = _LINE.match(line)
-            if found is not None and found[1] in counts:
-                counts[found[1]] += 1
-    return counts
+        for log in logs:
+            with open(log, encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    # An interrupted call is logged as "fdatasync(5 <unfinished ...>", then "<... fdatasync resumed>".
+                    found = _LINE.match(line)
+                    if found is not None and found[1] in counts:
+                        counts[found[1]] += 1
+        return counts

@@ -23,7 +23,7 @@ def deaths(kills: int, rng: random.Random) -> list[Death]:
         Death("tool-after", 1, tool="charge_card"),
         Death("tool-after", 1, tool="send_confirmation"),
         Death("tool-before", 1, tool="send_confirmation"),
-        Death("wal", rng.randint(1, 6), part=rng.random()),
+        Death("wal", rng.randint(1, 6), part=_part(rng)),
         Death("commit-before", rng.randint(1, 4)),
         Death("commit-after", rng.randint(1, 4)),
         Death("outside", rng.randint(1, 12), part=rng.random()),
@@ -37,4 +37,9 @@ def deaths(kills: int, rng: random.Random) -> list[Death]:
 
 def _any(rng: random.Random) -> Death:
     kind = rng.choice(_KINDS)
-    return Death(kind, rng.randint(1, 6), tool="*" if kind.startswith("tool") else "", part=rng.random())
+    return Death(kind, rng.randint(1, 6), tool="*" if kind.startswith("tool") else "", part=_part(rng))
+
+
+def _part(rng: random.Random) -> float:
+    """None, some or all of a frame: all of it is a commit that its dead writer never heard of."""
+    return rng.choice((0.0, rng.random(), rng.random(), 1.0))

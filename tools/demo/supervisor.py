@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -112,7 +113,7 @@ Listener = Callable[[Start], None]
 def run_demo(
     directory: str, *, kills: int, seed: int, ledger: bool = True, on_start: Listener = lambda start: None
 ) -> Report:
-    """Play the demo in the empty `directory` (a store and a world are made in it); `on_start` hears of every start's end.
+    """Play the demo in the empty `directory`; `on_start` hears how each start ended.
 
     Raises `DemoFailed` if a worker fails by itself.
     """
@@ -156,7 +157,8 @@ def _start_worker(start: Start, store: str, world: str, trips: int, death: Death
     command += [] if ledger else ["--no-ledger"]
     with tempfile.TemporaryFile() as errors:
         worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
-        watchdog = threading.Timer(WORKER_S_MAX, worker.kill)
+        hung = threading.Event()
+        watchdog = threading.Timer(WORKER_S_MAX, lambda: (hung.set(), worker.kill()))
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -168,14 +170,13 @@ def _start_worker(start: Start, store: str, world: str, trips: int, death: Death
             worker.wait()
         if status == 0 and finished:
             return start
-        if status == -9 and death.kind != "never":
+        if status == -signal.SIGKILL and death.kind != "never" and not hung.is_set():
             start.killed = death.label
             return start
         errors.seek(0)
         told = errors.read().decode("utf-8", "replace").strip()
-        raise DemoFailed(
-            f"the worker ended with status {status}, not by the kill that was planned ({death.label}): {told}"
-        )
+        how = f"hung for {WORKER_S_MAX:.0f} s" if hung.is_set() else f"ended with status {status}"
+        raise DemoFailed(f"the worker {how}; planned was: {death.label}. It said: {told}")
 
 
 def _listen(worker: subprocess.Popen[bytes], start: Start, death: Death) -> bool:

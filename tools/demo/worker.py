@@ -19,7 +19,7 @@ from agentstore.runtime import Agent, RunEvent, RunResult, WaitingCall
 from agentstore import NotDone, Store
 
 from . import script
-from .crash import Death
+from .crash import Death, Reaper
 from .desk import Moment, travel_desk
 from .lines import emit
 from .world import OutsideWorld
@@ -46,29 +46,28 @@ class _Recovering:
 def run(store_path: str, world_path: str, trips: int, death: Death, *, ledger: bool) -> None:
     """Run `trips` trips to their end, or die at `death`."""
     clock = _Recovering(time.perf_counter())
+    reaper = Reaper(death)
 
     def on_event(event: RunEvent) -> None:
         emit(event.kind, tool=event.tool, index=event.index, detail=event.detail)
 
     def hook(moment: Moment, tool: str) -> None:
         clock.end()
-        death.in_tool(moment, tool)
+        reaper.in_tool(moment, tool)
 
-    with OutsideWorld(world_path) as world:
-        death.install()
-        with Store.open(store_path) as store:
-            emit("opened", ms=round((time.perf_counter() - clock.began) * 1000, 1))
-            agent = travel_desk(world, hook=hook, ledger=ledger, on_event=on_event)
-            for trip in range(1, trips + 1):
+    with OutsideWorld(world_path) as world, reaper.at_store(store_path), Store.open(store_path) as store:
+        emit("opened", ms=round((time.perf_counter() - clock.began) * 1000, 1))
+        agent = travel_desk(world, hook=hook, ledger=ledger, on_event=on_event)
+        for trip in range(1, trips + 1):
+            result = _run_trip(agent, store, trip)
+            while result.status == "WAITING":
+                for call in result.waiting:
+                    _ask_person(agent, store, world, call)
                 result = _run_trip(agent, store, trip)
-                while result.status == "WAITING":
-                    for call in result.waiting:
-                        _ask_person(agent, store, world, call)
-                    result = _run_trip(agent, store, trip)
-                if result.status != "COMPLETED":
-                    raise SystemExit(f"trip {trip} ended {result.status}: {result.error}")
-            clock.end()
-            emit("finished")
+            if result.status != "COMPLETED":
+                raise SystemExit(f"trip {trip} ended {result.status}: {result.error}")
+        clock.end()
+        emit("finished")
 
 
 def _run_trip(agent: Agent, store: Store, trip: int) -> RunResult:

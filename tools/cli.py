@@ -1,0 +1,102 @@
+"""The command line, `agentstore`: what its commands are and how they end.
+
+Exit status: 0 done; 1 done, and the answer is no (a check failed, no such thread); 2 the command could not be
+carried out (wrong usage, not a store, a store that is newer or damaged); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import Annotated, ParamSpec
+
+import typer
+
+from agentstore.errors import (
+    AgentStoreError,
+    CheckpointNotFound,
+    RuntimeStateError,
+    ThreadGone,
+    ThreadNotFound,
+)
+
+from . import bench_commands, demo_command, operate, replay_command
+from .output import visible
+
+EXIT_NO = 1
+EXIT_FAILED = 2
+EXIT_INTERRUPTED = 130
+
+_NO = (ThreadNotFound, ThreadGone, CheckpointNotFound, RuntimeStateError)
+"""Errors that answer a question about a store that is fine."""
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    name="agentstore",
+    help="A checkpoint store on a write-ahead log for long-running agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentstore {metadata.version('agentstore-wal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def ending_well(command: Callable[P, None]) -> Callable[P, None]:
+    """`command` with the library's errors as one sentence on stderr and an exit status, never a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except AgentStoreError as error:
+            sentence = visible(" ".join(str(error).split())) or type(error).__name__
+            print(f"agentstore: {sentence}", file=sys.stderr)
+            raise typer.Exit(EXIT_NO if isinstance(error, _NO) else EXIT_FAILED) from error
+        except BrokenPipeError:
+            # `agentstore ls | head`: nobody reads on. Without this Python complains again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+    return run
+
+
+for _command in (demo_command.demo, replay_command.replay, *operate.COMMANDS):
+    app.command()(ending_well(_command))
+_bench = typer.Typer(help="Measure the store against its peers, side by side.", no_args_is_help=True)
+for _command in bench_commands.COMMANDS:
+    _bench.command()(ending_well(_command))
+app.add_typer(_bench, name="bench")
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its escape, not a traceback.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are text files in a console script
+    app(prog_name="agentstore")
+
+
+if __name__ == "__main__":
+    main()
