@@ -26,6 +26,9 @@ READY = 4
 """Random generation written last by recovery; 0 while nobody may join."""
 BOOT = 5
 PID_NAMESPACE = 6
+WRITING_LSN = 8
+"""The highest LSN whose frame somebody began to write. Equal to tail's own: nobody died or failed on the way,
+and nobody has written since. Never a promise, only leave to look no further."""
 BASE_INODE = 7
 """The inode of the base.mdb that was last found in order: another one is a copy, and is verified first."""
 _WORDS = CONTROL_BYTES // 8

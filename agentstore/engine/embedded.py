@@ -173,9 +173,8 @@ class EmbeddedEngine:
                 self._check()
             if self.readonly:
                 raise ReadOnlyStore(f"the store {self.path} was opened with readonly=True")
-            value, lsn = self._writer.run(fn)
-            self._syncer.sync(lsn)
-            return Confirmed(value, lsn, _SEAL)
+            request = self._writer.run(fn)
+            return Confirmed(request.value, request.lsn, _SEAL)
         except lmdb.Error as error:
             raise translate_lmdb(error, self.path) from error
         except StoreFailed as error:

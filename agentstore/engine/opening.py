@@ -27,6 +27,7 @@ from agentstore.engine.control import (
     PID_NAMESPACE,
     READY,
     SYNCING,
+    WRITING_LSN,
     Control,
     boot_word,
 )
@@ -265,6 +266,7 @@ class Opening:
             words[DURABLE_LSN] = position.applied_lsn
             words[FAILED] = 0
             words[SYNCING] = 0
+            words[WRITING_LSN] = position.applied_lsn
             words[LAST_SEGMENT] = last
             words[BASE_INODE] = files.path_identity(base.path)[1]
             generation = secrets.randbits(63) | 1

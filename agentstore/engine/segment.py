@@ -118,21 +118,6 @@ def epoch_crc(epoch: int) -> int:
     return crc32c(_EPOCH.pack(epoch))
 
 
-def encode_batch(batch: Batch) -> bytes:
-    parts: list[bytes] = []
-    add = parts.append
-    pack = ITEM.pack
-    for key, value in batch:
-        if value is None:
-            add(pack(len(key), DELETED))
-            add(key)
-        else:
-            add(pack(len(key), len(value)))
-            add(key)
-            add(value)
-    return b"".join(parts)
-
-
 def decode_batch(payload: bytes) -> Batch:
     """The writes in `payload`; ValueError if it is not a whole number of items."""
     batch: Batch = []

@@ -6,9 +6,10 @@ the others find their LSN durable when they get it.
 
 from __future__ import annotations
 
-from agentstore.engine.control import DURABLE_LSN, FAILED, SYNCING
+from agentstore.engine.control import DURABLE_LSN, FAILED, SYNCING, WRITING_LSN
 from agentstore.engine.parts import Parts
 from agentstore.engine.segment import FRAMES_AT
+from agentstore.engine.tail import TailPosition
 
 
 class Syncer:
@@ -21,6 +22,8 @@ class Syncer:
         self._position = parts.tail.position
         self._fd = parts.segments.fd
         self._fdatasync = parts.files.fdatasync
+        self.written: TailPosition | None = None
+        """Where the newest commit of this process ended."""
         self.count = 0
         """fdatasync calls of this process on segments that commits wait for."""
 
@@ -44,9 +47,11 @@ class Syncer:
         words = self._words
         if words[FAILED]:
             raise self._parts.failure()
-        # One snapshot for both target and segment: a segment that was left since
-        # was synced by the roll, which needs this lock to do it.
-        position = self._position()
+        # One committed position for both target and segment: a segment that was left since was synced by the
+        # roll, which needs this lock to do it. Our own newest one will do if nobody has written since.
+        position = self.written
+        if position is None or words[WRITING_LSN] != position.lsn or words[SYNCING]:
+            position = self._position()
         self._flush(position.file, position.offset)
         if position.lsn > words[DURABLE_LSN]:
             words[DURABLE_LSN] = position.lsn

@@ -8,14 +8,13 @@ kernel frees it if the holder dies.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import lmdb
 
 from agentstore.engine.files import Files
 from agentstore.engine.lmdbfile import MAP_BYTES, open_environment, translate_lmdb
-from agentstore.engine.segment import Batch
 
 POSITION_KEY = b"\xff"
 """Behind every key of `keys.encode`: beside what an agent wrote last, so that a commit dirties fewer pages."""
@@ -46,6 +45,10 @@ class TailPosition(NamedTuple):
 _new_tuple: Callable[[type[TailPosition], tuple[Any, ...]], TailPosition] = tuple.__new__
 
 
+def make_position(*fields: int) -> TailPosition:
+    return _new_tuple(TailPosition, fields)
+
+
 def decode_position(raw: bytes) -> TailPosition:
     # On the path of every commit, twice: `_make` is a Python function that does this after a check of the length.
     return _new_tuple(TailPosition, _POSITION.unpack(raw))
@@ -57,11 +60,13 @@ def encode_position(
     return _POSITION.pack(lsn, segment, epoch, file, size, offset, crc, must_roll)
 
 
-def put_batch(txn: Any, batch: Batch, lsn: int) -> None:
+def put_batch(txn: Any, batch: Iterable[tuple[bytes, bytes | None]], lsn: int) -> None:
     """Put the writes of frame `lsn` as they are."""
     stamp = ENTRY.pack(lsn)
+    live = stamp + b"\1"
+    put = txn.put
     for key, value in batch:
-        txn.put(key, stamp + b"\0" if value is None else b"%b\1%b" % (stamp, value))
+        put(key, stamp + b"\0" if value is None else live + value)
 
 
 class Tail:

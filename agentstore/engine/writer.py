@@ -1,121 +1,69 @@
-"""Steps 2 to 5 of a commit: the writers' lock, the dead, the transaction, the frame; and the roll.
+"""Steps 2 to 5 of a commit: the writers' lock, the dead, the transaction, the frame.
 
-A roll (going on in a new segment) is a step of its own: the transaction that needs it is
-given up and run again. See docs/engine.md for why each sentence of this is as it is.
+Threads of one process that commit at the same moment form a group: one of them takes the
+writers' lock, runs the functions of all, writes a frame for each, commits tail once and
+syncs once. Each is a transaction of its own. See docs/engine.md for why each sentence is as it is.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import lmdb
 
-from agentstore.engine.api import KEY_BYTES_MAX
-from agentstore.engine.base import Base
-from agentstore.engine.control import DURABLE_LSN, FAILED, LAST_SEGMENT
-from agentstore.engine.files import FULL_DISK, translate
+from agentstore.engine.control import DURABLE_LSN, FAILED, WRITING_LSN
+from agentstore.engine.files import FULL_DISK
 from agentstore.engine.lmdbfile import translate_lmdb
-from agentstore.engine.merge import merged
 from agentstore.engine.parts import Parts
+from agentstore.engine.roll import Roller
 from agentstore.engine.segment import (
     FRAME,
     FRAME_BYTES,
     FRAME_PAYLOAD_BYTES_MAX,
-    FRAMES_AT,
     MARKER_MASK,
-    SEGMENT_BYTES,
-    Batch,
-    Header,
     decode_batch,
-    encode_batch,
     encode_frame,
     epoch_crc,
     frame_at,
 )
 from agentstore.engine.sync import Syncer
 from agentstore.engine.tail import (
-    ENTRY,
-    ENTRY_BYTES,
     POSITION_KEY,
-    TOMBSTONE,
     TailPosition,
     decode_position,
     encode_position,
+    make_position,
     put_batch,
 )
-from agentstore.errors import CommitUnknown, DiskFull, LimitExceeded
+from agentstore.engine.transaction import Transaction
+from agentstore.errors import AgentStoreError, CommitUnknown, DiskFull, LimitExceeded, StoreFailed
 
 T = TypeVar("T")
 
-PAGE_BYTES = 4096
-
-WAL_HARD_BYTES = 32 * 1024 * 1024
-"""Segments that are not folded yet: at this size a committer that needs a new one folds first."""
-
-_MARKER = FRAME.unpack_from
+GROUP_MAX = 64
+"""Transactions that one holder of the writers' lock writes before it lets others have it."""
 
 
-class Transaction:
-    """What `fn` sees: reads from tail, then base; writes go to tail and into the batch of the frame.
+class Request(Generic[T]):
+    """One transaction on its way: its function, then its result."""
 
-    Base may be begun late here: while the writers' lock is held no entry leaves tail, so a key
-    that is not in tail has its newest value in base, whatever was folded since.
-    """
+    __slots__ = ("error", "fn", "leads", "lsn", "value", "woken")
 
-    __slots__ = ("_base", "_base_txn", "_batch", "_newest", "_stamp", "_tail", "lsn")
-
-    def __init__(self, tail: Any, base: Base, lsn: int) -> None:
-        self._tail = tail
-        self._base = base
-        self._base_txn: Any = None
-        self._batch: Batch = []
-        self._stamp = ENTRY.pack(lsn) + b"\1"
-        self._newest = 0
-        self.lsn = lsn
-
-    def get(self, key: bytes) -> bytes | None:
-        raw: bytes | None = self._tail.get(key)
-        if raw is None:
-            return self._base.get(self._base_txn or self._begin_base(), key)
-        (lsn,) = ENTRY.unpack_from(raw)
-        if lsn > self._newest and lsn < self.lsn:
-            self._newest = lsn
-        return None if raw[8] == TOMBSTONE else raw[ENTRY_BYTES:]
-
-    def put(self, key: bytes, value: bytes) -> None:
-        if len(key) > KEY_BYTES_MAX:
-            raise LimitExceeded(f"a key of {len(key)} bytes is over KEY_BYTES_MAX ({KEY_BYTES_MAX})")
-        self._tail.put(key, self._stamp + value)
-        self._batch.append((key, value))
-
-    def delete(self, key: bytes) -> None:
-        self._tail.put(key, ENTRY.pack(self.lsn) + b"\0")
-        self._batch.append((key, None))
-
-    def scan(self, lo: bytes, hi: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        base = self._base_txn or self._begin_base()
-        for key, value, lsn in merged(self._tail, base, self._base, lo, hi, reverse):
-            if lsn > self._newest and lsn < self.lsn:
-                self._newest = lsn
-            if value is not None:
-                yield key, value
-
-    def _begin_base(self) -> Any:
-        self._base_txn = self._base.begin()
-        return self._base_txn
-
-    def end(self) -> None:
-        if self._base_txn is not None:
-            self._base_txn.abort()
+    def __init__(self, fn: Callable[[Any], T]) -> None:
+        self.fn = fn
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.lsn = 0
+        """What must be durable before anybody hears of the result: its own LSN, or the newest that it read."""
+        self.leads = False
+        self.woken: Any = None
+        """A lock that is free once the request is done, or leads."""
 
 
-class _Roll(Exception):
-    """The transaction was given up: a segment with room for this many bytes of frames is needed first."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
+AnyRequest = Request[Any]
 
 
 class Writer:
@@ -124,206 +72,239 @@ class Writer:
     def __init__(self, parts: Parts, syncer: Syncer, *, fold: Callable[[], object], rolled: Callable[[], None]) -> None:
         self._parts = parts
         self._syncer = syncer
-        self._fold = fold
+        self._roller = Roller(parts, syncer, self._begin, fold)
         self._rolled = rolled
         self._words = parts.control.words
         self._env = parts.tail.env
-        self._pread = parts.files.pread
         self._pwrite = parts.files.pwrite
         self._fd = parts.segments.fd
-        self._seeds: tuple[int, int] = (0, epoch_crc(0))
-        self.rolls = 0
+        self._seed = (0, epoch_crc(0))
+        self._mutex = threading.Lock()
+        self._busy = False
+        self._queue: deque[AnyRequest] = deque()
         self.finished_dead = 0
 
-    def run(self, fn: Callable[[Any], T]) -> tuple[T, int]:
-        """Run `fn`, write its frame, return its value and the LSN that must be durable before anybody hears of it."""
-        while True:
-            try:
-                return self._attempt(fn)
-            except _Roll as roll:
-                room = roll.room
-            self._roll(room)
+    @property
+    def rolls(self) -> int:
+        return self._roller.count
 
-    # --- one attempt -------------------------------------------------------------------
+    # --- the group -------------------------------------------------------------------
 
-    def _attempt(self, fn: Callable[[Any], T]) -> tuple[T, int]:
-        txn: Any = None
-        tx: Transaction | None = None
+    def run(self, fn: Callable[[Any], T]) -> Request[T]:
+        """Run `fn` in a transaction; back once its writes (or, if none, its reads) are durable. Raises what it raised."""
+        request = Request(fn)
+        with self._mutex:
+            if self._busy:
+                request.woken = threading.Lock()
+                request.woken.acquire()
+                self._queue.append(request)
+            else:
+                self._busy = request.leads = True
+        if not request.leads:
+            self._wait(request)
+        if request.leads:
+            self._lead(request)
+        if request.error is not None:
+            raise request.error
+        return request
+
+    def _wait(self, request: AnyRequest) -> None:
         try:
-            txn, position = self._begin()
-            if position.must_roll or self._words[LAST_SEGMENT] > position.segment:
-                raise _Roll(0)
-            tx = Transaction(txn, self._parts.base, position.lsn + 1)
+            request.woken.acquire()
+        except BaseException:
+            # Interrupted: leave the queue, and do not take the leadership along.
+            with self._mutex:
+                if request in self._queue:
+                    self._queue.remove(request)
+                leads = request.leads
+            if leads:
+                self._hand_over()
+            raise
+
+    def _lead(self, request: AnyRequest) -> None:
+        """Write everybody's frames, hand the lead to the next group, sync, wake everybody."""
+        group = [request]
+        queue = self._queue
+        while queue and len(group) < GROUP_MAX:
             try:
-                value = fn(tx)
-            except lmdb.Error:
-                raise
-            except Exception:
-                # What made `fn` give up must be as durable as what it would have returned.
-                txn.abort()
-                self._syncer.sync(tx._newest)
-                raise
-            if not tx._batch:
-                newest = tx._newest
-                txn.abort()
-                self._syncer.sync(newest)
-                return value, newest
-            self._write(txn, position, tx)
-            return value, tx.lsn
-        except lmdb.Error as error:
-            raise translate_lmdb(error, self._parts.tail.path) from error
+                group.append(queue.popleft())
+            except IndexError:  # left by an interrupted thread
+                break
+        try:
+            try:
+                self._write_all(group)
+            finally:
+                self._hand_over()
+            highest = max([each.lsn for each in group]) if len(group) > 1 else request.lsn
+            if highest > self._words[DURABLE_LSN]:
+                self._syncer.sync(highest)
+        except Exception as error:
+            self._fail(group, error)
+        except BaseException:
+            self._fail(
+                group[1:],
+                CommitUnknown("the thread that wrote this transaction was interrupted: reload before you try again"),
+            )
+            raise
         finally:
-            if tx is not None:
-                tx.end()
-            if txn is not None:
-                txn.abort()
+            for each in group[1:]:
+                each.woken.release()
+
+    def _hand_over(self) -> None:
+        with self._mutex:
+            if self._queue:
+                following = self._queue.popleft()
+                following.leads = True
+                following.woken.release()
+            else:
+                self._busy = False
+
+    def _fail(self, group: list[AnyRequest], error: Exception) -> None:
+        """Nobody in the group may believe in a result that is not durable."""
+        if isinstance(error, lmdb.Error):
+            typed: Exception = translate_lmdb(error, self._parts.tail.path)
+            typed.__cause__ = error
+            error = typed
+        for place, each in enumerate(group):
+            if each.error is None:
+                # Everybody raises an exception object of its own: a traceback belongs to one thread.
+                each.error = error if place == 0 else _copy(error)
+
+    # --- one holder of the writers' lock -----------------------------------------------
+
+    def _write_all(self, group: list[AnyRequest]) -> None:
+        waiting = deque(group)
+        room: int | None = None
+        while waiting:
+            if room is not None:
+                self._roller.roll(room)
+                self._rolled()
+            room = self._write_some(waiting)
 
     def _begin(self) -> tuple[Any, TailPosition]:
         """The writers' lock, with the dead finished."""
+        words = self._words
         while True:
             txn: Any = self._env.begin(write=True)
             try:
-                if self._words[FAILED]:
+                if words[FAILED]:
                     raise self._parts.failure()
                 position = decode_position(txn.get(POSITION_KEY))
-                if position.must_roll or not self._finish_dead(txn, position):
+                if words[WRITING_LSN] <= position.lsn or position.must_roll or not self._finish_dead(txn, position):
                     return txn, position
+                # Committed at once, so that it stays even if what comes next writes nothing or raises.
                 txn.commit()
             except BaseException:
                 txn.abort()
                 raise
 
-    def _finish_dead(self, txn: Any, position: TailPosition) -> bool:
-        """Put the frame of a writer that died or failed after writing it into tail; overwrite anything else there."""
-        fd = self._fd(position.file)
-        if fd is None:
-            raise self._parts.poison(FileNotFoundError(2, "no such file"), self._parts.segments.path(position.file))
-        head = self._pread(fd, FRAME_BYTES, position.offset)
-        if len(head) < FRAME_BYTES:
-            return False
-        marker, length, _, lsn, _, previous = _MARKER(head)
-        if marker != position.epoch ^ MARKER_MASK or lsn != position.lsn + 1 or previous != position.crc:
-            return False
-        if length > min(FRAME_PAYLOAD_BYTES_MAX, position.size - position.offset - FRAME_BYTES):
-            return False
-        data = self._pread(fd, FRAME_BYTES + length, position.offset)
-        frame = frame_at(data, 0, position.epoch)
-        if frame is None:
-            return False
-        put_batch(txn, decode_batch(data[FRAME_BYTES:]), lsn)
-        txn.put(
-            POSITION_KEY,
-            encode_position(
-                lsn,
-                position.segment,
-                position.epoch,
-                position.file,
-                position.size,
-                position.offset + frame.end,
-                frame.crc,
-                False,
-            ),
-        )
-        self.finished_dead += 1
-        return True
+    def _write_some(self, waiting: deque[AnyRequest]) -> int | None:
+        """Run and write what fits into the active segment; the room that the next one needs elsewhere, or None."""
+        txn, start = self._begin()
+        done: list[AnyRequest] = []
+        try:
+            if self._roller.due(start):
+                return 0
+            position = start
+            room: int | None = None
+            while waiting:
+                request = waiting.popleft()
+                done.append(request)
+                tx = Transaction(txn, self._parts.base, position.lsn + 1)
+                try:
+                    request.value = request.fn(tx)
+                    request.lsn = tx.newest
+                    if tx.writes:
+                        payload = tx.payload()
+                        room = self._room(position, payload)
+                        if room is not None:
+                            waiting.appendleft(done.pop())
+                            break
+                        position = self._write(txn, position, payload, request, tx)
+                except (StoreFailed, lmdb.Error):
+                    raise
+                except Exception as error:
+                    # What made it give up must be as durable as what it would have returned.
+                    request.error, request.lsn = error, tx.newest
+                finally:
+                    tx.end()
+            if position is not start:
+                txn.put(POSITION_KEY, encode_position(*position))
+                txn.commit()
+                self._syncer.written = position
+            return room
+        except lmdb.Error as error:
+            for request in done:
+                if request.lsn > start.lsn and request.error is None:
+                    request.error = CommitUnknown(
+                        f"the frame with LSN {request.lsn} is complete, but {self._parts.tail.path} could not take it "
+                        f"({error}): it may become part of the log; reload before you try again"
+                    )
+            raise
+        finally:
+            txn.abort()
 
-    def _write(self, txn: Any, position: TailPosition, tx: Transaction) -> None:
-        """The frame, then the tail that knows it."""
-        payload = encode_batch(tx._batch)
+    def _room(self, position: TailPosition, payload: bytes) -> int | None:
+        """None if a frame with this payload fits, else its size."""
         if len(payload) > FRAME_PAYLOAD_BYTES_MAX:
             raise LimitExceeded(
                 f"a transaction of {len(payload)} bytes is over FRAME_PAYLOAD_BYTES_MAX ({FRAME_PAYLOAD_BYTES_MAX})"
             )
-        end = position.offset + FRAME_BYTES + len(payload)
-        if end > position.size:
-            raise _Roll(FRAME_BYTES + len(payload))
-        epoch, seed = self._seeds
-        if epoch != position.epoch:
-            epoch, seed = self._seeds = (position.epoch, epoch_crc(position.epoch))
-        frame, crc = encode_frame(epoch, seed, tx.lsn, self._words[DURABLE_LSN], position.crc, payload)
-        fd = self._fd(position.file)
+        size = FRAME_BYTES + len(payload)
+        return size if position.offset + size > position.size else None
+
+    def _write(
+        self, txn: Any, position: TailPosition, payload: bytes, request: AnyRequest, tx: Transaction
+    ) -> TailPosition:
+        """The frame, then tail's entries; the position behind it."""
+        _, segment, epoch, file, size, offset, previous_crc, _ = position
+        lsn, words = tx.lsn, self._words
+        if self._seed[0] != epoch:
+            self._seed = (epoch, epoch_crc(epoch))
+        frame, crc = encode_frame(epoch, self._seed[1], lsn, words[DURABLE_LSN], previous_crc, payload)
+        fd = self._fd(file)
         assert fd is not None
-        txn.put(
-            POSITION_KEY,
-            encode_position(tx.lsn, position.segment, epoch, position.file, position.size, end, crc, False),
-        )
+        words[WRITING_LSN] = lsn
         try:
-            self._pwrite(fd, frame, position.offset)
+            self._pwrite(fd, frame, offset)
         except OSError as error:
             if error.errno in FULL_DISK:
                 raise DiskFull(
-                    f"no space left for a frame of {len(frame)} bytes in segment {position.segment}; nothing was lost"
+                    f"no space left for a frame of {len(frame)} bytes in segment {segment}; nothing was lost"
                 ) from error
-            raise self._parts.poison(
-                error, f"write to segment {position.segment} at offset {position.offset}"
-            ) from error
-        try:
-            txn.commit()
-        except lmdb.Error as error:
-            raise CommitUnknown(
-                f"the frame with LSN {tx.lsn} is complete, but {self._parts.tail.path} could not take it ({error}): "
-                "it may become part of the log; reload before you try again"
-            ) from error
+            raise self._parts.poison(error, f"write to segment {segment} at offset {offset}") from error
+        request.lsn = lsn
+        put_batch(txn, tx.writes.items(), lsn)
+        return make_position(lsn, segment, epoch, file, size, offset + len(frame), crc, False)
 
-    # --- the roll ----------------------------------------------------------------------
-
-    def _roll(self, room: int) -> None:
-        """Go on in a new segment with space for `room` bytes of frames."""
-        if not self._try_roll(room, limited=True):
-            # Over WAL_HARD_BYTES: fold before the log grows, holding no lock.
-            self._fold()
-            self._try_roll(room, limited=False)
-
-    def _try_roll(self, room: int, *, limited: bool) -> bool:
-        """Roll under the writers' lock; False if the log is at its limit."""
-        txn: Any = None
-        try:
-            txn, position = self._begin()
-            full = position.offset + max(room, FRAME_BYTES) > position.size
-            if not (full or position.must_roll or self._words[LAST_SEGMENT] > position.segment):
-                return True  # somebody else has rolled since
-            applied = self._parts.base.position().applied_lsn
-            if limited and self._parts.segments.live_bytes(applied, position) >= WAL_HARD_BYTES:
-                return False
-            self._enter_segment(txn, position, room, applied)
-        except lmdb.Error as error:
-            raise translate_lmdb(error, self._parts.tail.path) from error
-        finally:
-            if txn is not None:
-                txn.abort()
-        self._rolled()
+    def _finish_dead(self, txn: Any, position: TailPosition) -> bool:
+        """Put the frame of a writer that died or failed after writing it into tail; overwrite anything else there."""
+        fd = self._fd(position.file)
+        if fd is None:
+            path = self._parts.segments.path(position.file)
+            raise self._parts.poison(FileNotFoundError(2, "no such file"), path)
+        pread = self._parts.files.pread
+        head = pread(fd, FRAME_BYTES, position.offset)
+        if len(head) < FRAME_BYTES:
+            return False
+        marker, length, _, lsn, _, previous = FRAME.unpack(head)
+        if marker != position.epoch ^ MARKER_MASK or lsn != position.lsn + 1 or previous != position.crc:
+            return False
+        if length > min(FRAME_PAYLOAD_BYTES_MAX, position.size - position.offset - FRAME_BYTES):
+            return False
+        data = pread(fd, FRAME_BYTES + length, position.offset)
+        frame = frame_at(data, 0, position.epoch)
+        if frame is None:
+            return False
+        put_batch(txn, decode_batch(data[FRAME_BYTES:]), lsn)
+        after = position._replace(lsn=lsn, offset=position.offset + frame.end, crc=frame.crc)
+        txn.put(POSITION_KEY, encode_position(*after))
+        self.finished_dead += 1
         return True
 
-    def _enter_segment(self, txn: Any, position: TailPosition, room: int, applied_lsn: int) -> None:
-        parts, words = self._parts, self._words
-        needed = FRAMES_AT + room
-        size = SEGMENT_BYTES if needed <= SEGMENT_BYTES else -(-needed // PAGE_BYTES) * PAGE_BYTES
-        number = max(words[LAST_SEGMENT], position.segment) + 1
-        try:
-            file = parts.segments.take(size, applied_lsn, position.file)
-        except OSError as error:
-            raise (translate(error, "a new WAL segment") or parts.poison(error, "a new WAL segment")) from error
-        # Durable before the new header says so: a predecessor record is a proof.
-        self._syncer.sync_retired(position.file, position.offset)
-        # From here on nobody else uses this number, even if this process dies before the header is whole.
-        words[LAST_SEGMENT] = number
-        epoch = secrets.randbits(64)
-        header = Header(
-            uuid=parts.uuid,
-            size=size,
-            number=number,
-            epoch=epoch,
-            first_lsn=position.lsn + 1,
-            previous_number=position.segment,
-            previous_epoch=position.epoch,
-            previous_lsn=position.lsn,
-            previous_end=position.offset,
-        )
-        try:
-            parts.segments.write_header(file, header)
-        except OSError as error:
-            raise parts.poison(error, f"the header of segment {number}") from error
-        txn.put(POSITION_KEY, encode_position(position.lsn, number, epoch, file, size, FRAMES_AT, position.crc, False))
-        txn.commit()
-        parts.segments.remember_last(position.file, position.epoch, position.lsn)
-        self.rolls += 1
+
+def _copy(error: Exception) -> Exception:
+    """The same error for another thread."""
+    if isinstance(error, AgentStoreError):
+        return type(error)(*error.args)
+    return error
