@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from agentstore.tools.demo import script
 from agentstore.tools.demo.crash import Death
 from agentstore.tools.demo.plan import deaths
@@ -52,7 +51,9 @@ def test_script_wants_what_it_says() -> None:
         counts = world.count(script.wanted(2))
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     assert len(calls) == 34, "at least 12 calls a trip"
-    assert [(c.wanted, c.executed, c.duplicated, c.lost, c.unwanted) for c in counts.values()] == [(10, 10, 0, 0, 0)] * 3
+    assert [(c.wanted, c.executed, c.duplicated, c.lost, c.unwanted) for c in counts.values()] == [
+        (10, 10, 0, 0, 0)
+    ] * 3
     assert messages[-1]["content"] == "Trip 2 is booked: 495.00 EUR, 5 confirmations sent."
 
 
@@ -114,7 +115,11 @@ def test_demo_survives_eight_kills() -> None:
     status, report = demo("--kills", "8", "--seed", "1")
     assert (status, report["ok"], report["kills"]) == (0, True, 8), report
     assert (report["duplicated"], report["lost"], report["same_conversation"]) == (0, 0, True)
-    assert report["effects"]["charge_card"]["executed"] == report["effects"]["charge_card"]["wanted"] == 5 * report["trips"]
+    assert (
+        report["effects"]["charge_card"]["executed"]
+        == report["effects"]["charge_card"]["wanted"]
+        == 5 * report["trips"]
+    )
     assert any("between effect and receipt" in moment for moment in report["killed_at"])
     assert any("inside the WAL write" in moment for moment in report["killed_at"])
     assert report["recoveries"]["asked"] >= 2, "nobody was asked about a mail that may have been sent"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from agentstore.tools.replay_player import recorded_calls
 from agentstore.tools.replay_turns import plan
 from agentstore.tools.transcript import TranscriptError, difference, read_messages, read_transcripts
