@@ -74,13 +74,18 @@ class Segments:
         if fd is not None:
             return fd
         with self._mutex:
-            if file not in self._fds:
-                self._close_unlinked()
-                try:
-                    self._fds[file] = self.files.open(self.path(file), os.O_RDWR)
-                except FileNotFoundError:
-                    return None
-            return self._fds[file]
+            return self._open(file)
+
+    def _open(self, file: int) -> int | None:
+        """The same, for who holds the mutex: only then nobody closes the descriptor of a segment that is not active."""
+        fd = self._fds.get(file)
+        if fd is None:
+            self._close_unlinked()
+            try:
+                fd = self._fds[file] = self.files.open(self.path(file), os.O_RDWR)
+            except FileNotFoundError:
+                return None
+        return fd
 
     def _close_unlinked(self) -> None:
         """Give up descriptors of files that somebody unlinked: all of them were folded."""
@@ -98,30 +103,37 @@ class Segments:
         return sorted(found, key=lambda each: each.header.number)
 
     def header(self, file: int) -> Header | None:
-        fd = self.fd(file)
-        if fd is None:
-            return None
-        for at in (0, HEADER_COPY_AT):
-            header = decode_header(self.files.pread(fd, HEADER_BYTES, at), self.uuid)
-            if header is not None:
-                return header
+        with self._mutex:
+            fd = self._open(file)
+            if fd is None:
+                return None
+            for at in (0, HEADER_COPY_AT):
+                header = decode_header(self.files.pread(fd, HEADER_BYTES, at), self.uuid)
+                if header is not None:
+                    return header
         return None
 
     def read(self, file: int) -> bytes:
         """All bytes of a segment."""
-        fd = self.fd(file)
-        if fd is None:
+        data = self._read(file)
+        if data is None:
             raise CorruptionError(
                 f"segment file {self.path(file)} vanished while it was needed; run 'agentstore verify'"
             )
-        return self.files.pread(fd, self.files.size(fd), 0)
+        return data
+
+    def _read(self, file: int) -> bytes | None:
+        with self._mutex:
+            fd = self._open(file)
+            return None if fd is None else self.files.pread(fd, self.files.size(fd), 0)
 
     def last_lsn(self, found: Found) -> int:
         """The highest LSN that stands in a retired segment, torn frames included. O(size) once."""
         key = (found.file, found.header.epoch)
         known = self._last_lsn.get(key)
         if known is None:
-            frames = frames_behind(self.read(found.file), FRAMES_AT, found.header.epoch)
+            # A roller may have given it up since its header was read: then nothing in it is needed.
+            frames = frames_behind(self._read(found.file) or b"", FRAMES_AT, found.header.epoch)
             known = max((frame.lsn for frame in frames), default=found.header.previous_lsn)
             known = self._last_lsn[key] = max(known, found.header.previous_lsn)
         return known
@@ -169,8 +181,8 @@ class Segments:
             with self._mutex:
                 stale = self._fds.pop(file, None)
                 self._fds[file] = fd
-            if stale is not None:
-                self.files.close(stale)
+                if stale is not None:
+                    self.files.close(stale)
             self.files.zero_fill(fd, size)
             self.files.fdatasync(fd)
         except OSError as error:
@@ -186,8 +198,8 @@ class Segments:
     def _unlink(self, file: int) -> None:
         with self._mutex:
             fd = self._fds.pop(file, None)
-        if fd is not None:
-            self.files.close(fd)
+            if fd is not None:
+                self.files.close(fd)
         self.files.remove(self.path(file))
 
     def write_header(self, file: int, header: Header) -> None:

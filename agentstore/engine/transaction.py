@@ -23,12 +23,13 @@ class Transaction:
     that is not in tail has its newest value in base, whatever was folded since.
     """
 
-    __slots__ = ("_base", "_base_txn", "_tail", "lsn", "newest", "writes")
+    __slots__ = ("_base", "_tail", "base_txn", "lsn", "newest", "writes")
 
     def __init__(self, tail: Any, base: Base, lsn: int) -> None:
         self._tail = tail
         self._base = base
-        self._base_txn: Any = None
+        self.base_txn: Any = None
+        """A read of base, once it was needed; whoever made the transaction ends it."""
         self.lsn = lsn
         self.newest = 0
         """The newest LSN that was read."""
@@ -39,7 +40,7 @@ class Transaction:
             return self.writes[key]
         raw: bytes | None = self._tail.get(key)
         if raw is None:
-            return self._base.get(self._base_txn or self._begin_base(), key)
+            return self._base.get(self.base_txn or self._begin_base(), key)
         lsn = _newest_of(raw)[0]
         if lsn > self.newest:
             self.newest = lsn
@@ -65,7 +66,7 @@ class Transaction:
         return below
 
     def _below(self, lo: bytes, hi: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        base = self._base_txn or self._begin_base()
+        base = self.base_txn or self._begin_base()
         for key, value, lsn in merged(self._tail, base, self._base, lo, hi, reverse):
             if lsn > self.newest:
                 self.newest = lsn
@@ -73,13 +74,8 @@ class Transaction:
                 yield key, value
 
     def _begin_base(self) -> Any:
-        self._base_txn = self._base.begin()
-        return self._base_txn
-
-    def end(self) -> None:
-        if self._base_txn is not None:
-            self._base_txn.abort()
-            self._base_txn = None
+        self.base_txn = self._base.begin()
+        return self.base_txn
 
     def payload(self) -> bytes:
         """The writes as a frame carries them."""

@@ -81,6 +81,7 @@ class Writer:
         self._seed = (0, epoch_crc(0))
         self._mutex = threading.Lock()
         self._busy = False
+        self._room = 0
         self._queue: deque[AnyRequest] = deque()
         self.finished_dead = 0
 
@@ -91,7 +92,7 @@ class Writer:
     # --- the group -------------------------------------------------------------------
 
     def run(self, fn: Callable[[Any], T]) -> Request[T]:
-        """Run `fn` in a transaction; back once its writes (or, if none, its reads) are durable. Raises what it raised."""
+        """Run `fn` in a transaction; back once its writes, or else its reads, are durable. Raises what it raised."""
         request = Request(fn)
         with self._mutex:
             if self._busy:
@@ -124,31 +125,33 @@ class Writer:
     def _lead(self, request: AnyRequest) -> None:
         """Write everybody's frames, hand the lead to the next group, sync, wake everybody."""
         group = [request]
-        queue = self._queue
-        while queue and len(group) < GROUP_MAX:
-            try:
-                group.append(queue.popleft())
-            except IndexError:  # left by an interrupted thread
-                break
+        if self._queue:
+            self._gather(group)
         try:
             try:
-                self._write_all(group)
+                written = self._write_some(group, 0)
+                while written < len(group):
+                    written = self._write_rest(group, written)
             finally:
                 self._hand_over()
-            highest = max([each.lsn for each in group]) if len(group) > 1 else request.lsn
+            highest = request.lsn if len(group) == 1 else max([each.lsn for each in group])
             if highest > self._words[DURABLE_LSN]:
                 self._syncer.sync(highest)
         except Exception as error:
             self._fail(group, error)
         except BaseException:
             self._fail(
-                group[1:],
-                CommitUnknown("the thread that wrote this transaction was interrupted: reload before you try again"),
+                group[1:], CommitUnknown("the thread that wrote this was interrupted: reload before you try again")
             )
             raise
         finally:
             for each in group[1:]:
                 each.woken.release()
+
+    def _gather(self, group: list[AnyRequest]) -> None:
+        with self._mutex:
+            while self._queue and len(group) < GROUP_MAX:
+                group.append(self._queue.popleft())
 
     def _hand_over(self) -> None:
         with self._mutex:
@@ -172,14 +175,11 @@ class Writer:
 
     # --- one holder of the writers' lock -----------------------------------------------
 
-    def _write_all(self, group: list[AnyRequest]) -> None:
-        waiting = deque(group)
-        room: int | None = None
-        while waiting:
-            if room is not None:
-                self._roller.roll(room)
-                self._rolled()
-            room = self._write_some(waiting)
+    def _write_rest(self, group: list[AnyRequest], written: int) -> int:
+        """Somebody's frame does not fit into the active segment: roll, then go on."""
+        self._roller.roll(self._room)
+        self._rolled()
+        return self._write_some(group, written)
 
     def _begin(self) -> tuple[Any, TailPosition]:
         """The writers' lock, with the dead finished."""
@@ -198,66 +198,63 @@ class Writer:
                 txn.abort()
                 raise
 
-    def _write_some(self, waiting: deque[AnyRequest]) -> int | None:
-        """Run and write what fits into the active segment; the room that the next one needs elsewhere, or None."""
+    def _write_some(self, group: list[AnyRequest], at: int) -> int:
+        """Run and write from `at` on what fits into the active segment; how far it came (`_room`: what is missing)."""
         txn, start = self._begin()
-        done: list[AnyRequest] = []
         try:
             if self._roller.due(start):
-                return 0
+                self._room = 0
+                return at
             position = start
-            room: int | None = None
-            while waiting:
-                request = waiting.popleft()
-                done.append(request)
-                tx = Transaction(txn, self._parts.base, position.lsn + 1)
+            base = self._parts.base
+            while at < len(group):
+                request = group[at]
+                tx = Transaction(txn, base, position.lsn + 1)
                 try:
                     request.value = request.fn(tx)
                     request.lsn = tx.newest
                     if tx.writes:
-                        payload = tx.payload()
-                        room = self._room(position, payload)
-                        if room is not None:
-                            waiting.appendleft(done.pop())
+                        after = self._write(txn, position, request, tx)
+                        if after is None:
                             break
-                        position = self._write(txn, position, payload, request, tx)
+                        position = after
                 except (StoreFailed, lmdb.Error):
                     raise
                 except Exception as error:
                     # What made it give up must be as durable as what it would have returned.
                     request.error, request.lsn = error, tx.newest
                 finally:
-                    tx.end()
+                    if tx.base_txn is not None:
+                        tx.base_txn.abort()
+                at += 1
             if position is not start:
                 txn.put(POSITION_KEY, encode_position(*position))
                 txn.commit()
                 self._syncer.written = position
-            return room
+            return at
         except lmdb.Error as error:
-            for request in done:
-                if request.lsn > start.lsn and request.error is None:
-                    request.error = CommitUnknown(
-                        f"the frame with LSN {request.lsn} is complete, but {self._parts.tail.path} could not take it "
-                        f"({error}): it may become part of the log; reload before you try again"
-                    )
+            self._unknown(group, start.lsn, error)
             raise
         finally:
             txn.abort()
 
-    def _room(self, position: TailPosition, payload: bytes) -> int | None:
-        """None if a frame with this payload fits, else its size."""
-        if len(payload) > FRAME_PAYLOAD_BYTES_MAX:
-            raise LimitExceeded(
-                f"a transaction of {len(payload)} bytes is over FRAME_PAYLOAD_BYTES_MAX ({FRAME_PAYLOAD_BYTES_MAX})"
-            )
-        size = FRAME_BYTES + len(payload)
-        return size if position.offset + size > position.size else None
+    def _unknown(self, group: list[AnyRequest], lsn: int, error: lmdb.Error) -> None:
+        """Tail could not take what was written above `lsn`: the frames are complete, the next writer has them."""
+        for request in group:
+            if request.lsn > lsn and request.error is None:
+                request.error = CommitUnknown(
+                    f"the frame with LSN {request.lsn} is complete, but {self._parts.tail.path} could not take it "
+                    f"({error}): it may become part of the log; reload before you try again"
+                )
 
-    def _write(
-        self, txn: Any, position: TailPosition, payload: bytes, request: AnyRequest, tx: Transaction
-    ) -> TailPosition:
-        """The frame, then tail's entries; the position behind it."""
+    def _write(self, txn: Any, position: TailPosition, request: AnyRequest, tx: Transaction) -> TailPosition | None:
+        """The frame, then tail's entries; the position behind it, or None if the segment has no room."""
         _, segment, epoch, file, size, offset, previous_crc, _ = position
+        payload = tx.payload()
+        end = offset + FRAME_BYTES + len(payload)
+        if end > size:
+            self._room = self._checked(FRAME_BYTES + len(payload))
+            return None
         lsn, words = tx.lsn, self._words
         if self._seed[0] != epoch:
             self._seed = (epoch, epoch_crc(epoch))
@@ -275,7 +272,14 @@ class Writer:
             raise self._parts.poison(error, f"write to segment {segment} at offset {offset}") from error
         request.lsn = lsn
         put_batch(txn, tx.writes.items(), lsn)
-        return make_position(lsn, segment, epoch, file, size, offset + len(frame), crc, False)
+        return make_position(lsn, segment, epoch, file, size, end, crc, False)
+
+    def _checked(self, size: int) -> int:
+        if size > FRAME_BYTES + FRAME_PAYLOAD_BYTES_MAX:
+            raise LimitExceeded(
+                f"a transaction of {size} bytes is over FRAME_PAYLOAD_BYTES_MAX ({FRAME_PAYLOAD_BYTES_MAX})"
+            )
+        return size
 
     def _finish_dead(self, txn: Any, position: TailPosition) -> bool:
         """Put the frame of a writer that died or failed after writing it into tail; overwrite anything else there."""
