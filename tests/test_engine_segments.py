@@ -1,0 +1,81 @@
+"""The files of the log while several threads and processes use them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from agentstore.engine import segment
+from agentstore.engine.files import Files
+from agentstore.engine.segment import FRAMES_AT, SEGMENT_BYTES, Header
+from agentstore.engine.segments import Segments
+
+UUID = bytes(range(16))
+
+
+class Interrupted(Files):
+    """Runs `meanwhile` in another thread before the next read, and waits a second for it at most."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], object] | None = None
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        self._interrupt()
+        return super().pread(fd, size, offset)
+
+    def size(self, fd: int) -> int:
+        self._interrupt()
+        return super().size(fd)
+
+    def _interrupt(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            other = threading.Thread(target=meanwhile)
+            other.start()
+            other.join(1.0)
+
+
+def header(number: int, *, first_lsn: int) -> Header:
+    return Header(UUID, SEGMENT_BYTES, number, 1000 + number, first_lsn, number - 1, 999 + number, first_lsn - 1, FRAMES_AT)
+
+
+def filled(files: Files, directory: Path, count: int) -> tuple[Segments, list[int]]:
+    """Segments 1 to `count`, each with a frame of its own number as LSN."""
+    segments = Segments(files, str(directory), UUID)
+    made = []
+    for number in range(1, count + 1):
+        file = segments.take(SEGMENT_BYTES, 0, made[-1] if made else 0)
+        segments.write_header(file, header(number, first_lsn=number))
+        epoch = 1000 + number
+        frame, _ = segment.encode_frame(epoch, segment.epoch_crc(epoch), number, number - 1, 0, b"")
+        fd = segments.fd(file)
+        assert fd is not None
+        files.pwrite(fd, frame, FRAMES_AT)
+        made.append(file)
+    return segments, made
+
+
+def test_a_segment_is_not_closed_under_a_thread_that_reads_it(tmp_path: Path) -> None:
+    """The roller unlinked a folded segment and closed its descriptor while the background looked at the same segment:
+    EBADF in a fold, or, had the number of the descriptor been given out again, the bytes of another file."""
+    files = Interrupted()
+    segments, made = filled(files, tmp_path, 5)
+    for read in (lambda: segments.header(made[0]), lambda: segments.read(made[1])):
+        files.meanwhile = lambda: segments.take(SEGMENT_BYTES, 4, made[-1])
+        read()  # the bytes of this segment, or none; never another's, never an OSError
+    segments.close()
+
+
+def test_who_counts_the_log_does_not_mind_that_a_roller_gives_a_segment_up(tmp_path: Path) -> None:
+    """`live_bytes` found a header, and by the time it read the segment another process had unlinked it: CorruptionError."""
+    files = Interrupted()
+    segments, made = filled(files, tmp_path, 5)
+    segments.close()
+    other = Segments(files, str(tmp_path), UUID)
+    (found, *_) = other.headers()
+    other.close()
+    Path(segments.path(made[0])).unlink()
+    assert other.last_lsn(found) == 0
+    assert other.reusable(found, 4, made[-1])
+    other.close()
