@@ -87,7 +87,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, why: str) -> None:
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TranscriptError, match="gone.jsonl: cannot be read"):
+    with pytest.raises(TranscriptError, match=r"gone\.jsonl: cannot be read"):
         read_messages(str(tmp_path / "gone.jsonl"))
     with pytest.raises(TranscriptError, match="cannot be read"):
         read_messages(str(tmp_path))
@@ -180,3 +180,153 @@ def test_every_open_transcript_is_cut_without_loss(transcripts: list[Path]) -> N
     assert len(read) == 60
     for transcript in read:
         shape(*transcript.messages)
+
+
+# --- playing ---------------------------------------------------------------------------
+
+ODD = [
+    {"role": "system", "content": [{"type": "text", "text": "part"}], "cache": {"z": 1, "a": [None, 0.5, -0.0]}},
+    {"role": "system", "content": "two of them"},
+    {"content": None, "role": "user", "tool_calls": [call("u1")]},
+    {"role": "tool", "tool_call_id": "u1", "content": "the user's own", "requestor": "user"},
+    asks(call("1", "f", index=0), call("1", "g"), call("3", "f"), content=""),
+    {"role": "tool", "content": "", "tool_call_id": "1", "name": "f", "extra": {"b": 1, "a": 2}},
+    {"role": "tool", "content": [{"type": "text", "text": "x" * 320_000}], "tool_call_id": "1"},
+    {"role": "user", "content": "stop!"},
+    result("3", "late news"),
+    says(""),
+    says("\ud800 lone"),
+    {"role": "assistant", "content": None, "function_call": {"name": "old", "arguments": "{not json"}},
+    {"role": "function", "name": "old", "content": "1"},
+    {"role": "assistant"},
+    {"role": "assistant", "content": None, "refusal": "no", "audio": {"id": "a"}},
+    {"role": "developer", "content": "be brief"},
+    asks({"id": "7", "type": "custom", "custom": {"name": "c", "input": "i"}}, {"function": {"name": 7}}, "nonsense"),
+    result("7"),
+    USER,
+    asks(call(None), call(None)),
+    result(None, "first"),
+    {"role": "tool", "content": "second"},
+    {"role": "assistant", "content": "text protocol: <tool>f()</tool>", "tool_calls": []},
+    USER,
+    asks(call("1", "f")),
+]
+
+
+def played(store: Store, transcript: Transcript, tmp_path: Path) -> list[Any]:
+    with ReplayWorld(str(tmp_path / "world.sqlite")) as world:
+        player = Player(transcript, store, world)
+        player.run()
+        assert player.finished()
+    loaded: list[Any] = store.thread(transcript.thread_id).load()["conversation_history"]
+    return loaded
+
+
+def test_odd_transcripts_survive_whole(tmp_path: Path) -> None:
+    transcript = Transcript("odd.jsonl", "odd", ODD)
+    with Store.open(str(tmp_path / "store")) as store:
+        assert difference(ODD, played(store, transcript, tmp_path)) is None
+        effects = store.thread("odd").effects()
+        assert len(effects) == sum(len(recorded_calls(m)) for m in ODD if m["role"] == "assistant") == 10
+        assert all(effect.status == "done" and effect.attempt == 1 for effect in effects)
+        assert store.check() == []
+
+
+@pytest.mark.parametrize("cut", range(len(ODD) + 1))
+def test_every_beginning_of_a_transcript_is_a_transcript(tmp_path: Path, cut: int) -> None:
+    transcript = Transcript("odd.jsonl", "odd", ODD[:cut])
+    with Store.open(str(tmp_path / "store")) as store:
+        assert difference(ODD[:cut], played(store, transcript, tmp_path)) is None
+
+
+def test_playing_again_changes_nothing(tmp_path: Path) -> None:
+    transcript = Transcript("odd.jsonl", "odd", ODD)
+    with Store.open(str(tmp_path / "store")) as store:
+        played(store, transcript, tmp_path)
+        seq = store.thread("odd").head.seq  # type: ignore[union-attr]  # it was just played
+        assert difference(ODD, played(store, transcript, tmp_path)) is None
+        assert store.thread("odd").head.seq == seq  # type: ignore[union-attr]
+
+
+def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "store")) as store:
+        played(store, Transcript("odd.jsonl", "odd", ODD), tmp_path)
+        other = Transcript("odd.jsonl", "odd", [USER, says("something else")])
+        with pytest.raises(ReplayFailed, match="does not begin like its file"):
+            played(store, other, tmp_path)
+
+
+def test_a_tool_double_that_is_called_without_an_intent_raises(tmp_path: Path) -> None:
+    transcript = Transcript("a.jsonl", "a", [USER, asks(call("1")), result("1")])
+    context = ToolContext(
+        key="00" * 32, attempt=1, deadline=0.0, thread_id="a", decision=1, index=0, tool="f", call=call("1")
+    )
+    with Store.open(str(tmp_path / "store")) as store, ReplayWorld(":memory:") as world:
+        player = Player(transcript, store, world)
+        player.run()
+        with pytest.raises(CallWithoutIntent, match="has no intent"):
+            asyncio.run(player.call_tool({}, context))
+        assert world.totals() == {"executions": 1, "requests": 1, "calls": 1}
+
+
+def test_a_loop_without_intents_cannot_play(tmp_path: Path) -> None:
+    """The doubles' check has teeth: declared as reads, the same tools are called without intents."""
+    transcript = Transcript("a.jsonl", "a", [USER, asks(call("1")), result("1")])
+    with Store.open(str(tmp_path / "store")) as store, ReplayWorld(":memory:") as world:
+        player = Player(transcript, store, world)
+        for double in player.tools:
+            double.rule, double.query, double.retries = "read", None, 0
+        with pytest.raises(CallWithoutIntent):
+            player.run()
+        assert world.totals()["requests"] == 0
+
+
+# --- the command -------------------------------------------------------------------------
+
+
+def replay(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "agentstore.tools.cli", "replay", "--json", *map(str, arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_replay_with_kills_equals_the_files(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"odd-{n}.jsonl", *ODD * 8) for n in range(3)]
+    status, summary = replay(*paths, "--store", tmp_path / "store", "--kills", "5", "--workers", "2", "--seed", "1")
+    assert (status, summary["ok"], summary["equal"], summary["transcripts"]) == (0, True, 3, 3), summary
+    assert summary["intents"] == summary["receipts"] == summary["calls"] == 3 * 8 * 10
+    assert (summary["kills"], summary["starts"], summary["duplicated"]) == (5, 7, 0)
+    again, repeated = replay(*paths, "--store", tmp_path / "store", "--workers", "2")
+    assert (again, repeated["ok"], repeated["requests"]) == (0, True, 0)
+
+
+def test_replay_of_the_open_transcripts(transcripts: list[Path], tmp_path: Path) -> None:
+    """A sample of every source; all 60 with 30 kills are a job of minutes for `agentstore replay` itself."""
+    sample = {path.name.split("--")[0]: path for path in transcripts}
+    status, summary = replay(
+        *sample.values(), "--store", tmp_path / "store", "--kills", "6", "--workers", "3", "--seed", "2"
+    )
+    assert (status, summary["equal"], summary["kills"]) == (0, len(sample), 6), summary
+    assert summary["intents"] == summary["receipts"] == summary["calls"] > 0
+
+
+def test_replay_says_which_line_is_bad(tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.jsonl", USER)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("{oops\n")
+    command = [sys.executable, "-m", "agentstore.tools.cli", "replay", path, "--store", str(tmp_path / "store")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{path}:2: not JSON" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_replay_shows_progress_and_a_summary(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", USER, asks(call("1")), result("1"), says())
+    command = [sys.executable, "-m", "agentstore.tools.cli", "replay", path, "--store", str(tmp_path / "store")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "4/4" in done.stderr
+    assert "1 of 1" in done.stdout
+    assert "intents / receipts" in done.stdout

@@ -52,9 +52,7 @@ def ls(
 def show(
     thread: ThreadId,
     store: StorePath = STORE_DEFAULT,
-    at: Annotated[
-        int | None, typer.Option(min=0, metavar="SEQ", help="An earlier checkpoint instead of the head.")
-    ] = None,
+    at: Annotated[int | None, typer.Option(min=0, metavar="SEQ", help="An earlier checkpoint.")] = None,
     json_id: JsonId = False,
     json_output: JsonOutput = False,
 ) -> None:
@@ -142,14 +140,12 @@ def resolve(
     thread: ThreadId,
     call: Annotated[
         str | None,
-        typer.Argument(metavar="CALL", help="Its key, or the beginning of it, or the call id. Default: list."),
+        typer.Argument(metavar="CALL", help="Its key (or how that begins) or id."),
     ] = None,
     happened: Annotated[
         str | None, typer.Option(metavar="JSON", help="It happened, and this is its result, as JSON.")
     ] = None,
-    not_done: Annotated[
-        bool, typer.Option("--not-done", help="It did not happen: the agent makes the call again.")
-    ] = False,
+    not_done: Annotated[bool, typer.Option("--not-done", help="It did not happen: it is called again.")] = False,
     store: StorePath = STORE_DEFAULT,
     json_id: JsonId = False,
     json_output: JsonOutput = False,
@@ -166,9 +162,7 @@ def resolve(
         try:
             answer = json.loads(happened)
         except ValueError as error:
-            raise typer.BadParameter(
-                f"not JSON: {error}; a text needs its quotation marks", param_hint="--happened"
-            ) from error
+            raise typer.BadParameter(f"not JSON: {error} (a text needs its quotation marks)") from error
     with existing_store(store, readonly=False) as opened:
         resolve_call(opened, thread_id, call, happened=answer)
     if json_output:

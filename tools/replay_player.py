@@ -51,11 +51,12 @@ class Player:
         self._store = store
         self._world = world
         self._on_progress = on_progress
+        self._violation: CallWithoutIntent | None = None
         self._deciding = -1  # position of the message whose calls are running
-        tools = [self._tool(name, number) for number, name in enumerate(self._names())]
-        fallback = Tool(self._call, name="malformed call", recovery="replay", raw=True)
+        self.tools = [self._tool(name, number) for number, name in enumerate(self._names())]
+        fallback = Tool(self.call_tool, name="malformed call", recovery="replay", raw=True)
         # window=list: the model is shown the stored messages and nothing else, its position is their number.
-        self.agent = Agent(model=self._model, tools=tools, fallback=fallback, window=list, on_event=on_event)
+        self.agent = Agent(model=self._model, tools=self.tools, fallback=fallback, window=list, on_event=on_event)
 
     def run(self) -> None:
         """Play on to the end. Raises `LeaseHeld` if another worker plays this thread now."""
@@ -64,7 +65,12 @@ class Player:
         # Calls of a decision that another process made may be open: they belong to the last assistant message.
         self._deciding = max((at for at, message in enumerate(stored) if message["role"] == "assistant"), default=-1)
         for turn in self._turns_left(len(stored)):
-            result = self.agent.run(self._store, thread_id, turn.inputs, input_id=turn.input_id)
+            try:
+                result = self.agent.run(self._store, thread_id, turn.inputs, input_id=turn.input_id)
+            finally:
+                # The loop takes what a tool raises for the tool's failure; this one is the loop's own.
+                if self._violation is not None:
+                    raise self._violation
             if result.status != "COMPLETED":
                 raise ReplayFailed(f"thread {thread_id!r}: turn {turn.number} ended {result.status}: {result.error}")
             self._on_progress(len(result.messages))
@@ -104,8 +110,8 @@ class Player:
     def _tool(self, name: str, number: int) -> Tool:
         """The double of tool `name`. Recordings do not say how theirs recover: the doubles take turns."""
         if number % 2:
-            return Tool(self._call, name=name, recovery="replay", raw=True)
-        return Tool(self._call, name=name, recovery="query", query=self._query, raw=True)
+            return Tool(self.call_tool, name=name, recovery="replay", raw=True)
+        return Tool(self.call_tool, name=name, recovery="query", query=self._query, raw=True)
 
     # --- the doubles -----------------------------------------------------------------------
 
@@ -117,11 +123,12 @@ class Player:
         self._deciding = position
         return Reply(message=self.transcript.messages[position])
 
-    async def _call(self, _arguments: Any, context: ToolContext) -> ToolMessage:
+    async def call_tool(self, _arguments: Any, context: ToolContext) -> ToolMessage:
         if not self.has_intent(context.key):
-            raise CallWithoutIntent(
+            self._violation = CallWithoutIntent(
                 f"thread {context.thread_id!r}: {context.tool!r} was called with key {context.key} and has no intent"
             )
+            raise self._violation
         decision = self._decisions[self._deciding]
         result = decision.calls[context.index].result
         self._world.request(context.key, context.thread_id, position=decision.position, call=context.index)
