@@ -54,7 +54,6 @@ def kill(
                     "reopens_s": [round(each, 4) for each in tally.open_s],
                     "joins_s": [round(each, 4) for each in tally.join_s],
                     "second_reopens": tally.second_opens,
-                    "frames_of_the_dead": tally.dead_finished,
                     "seconds": round(time.monotonic() - begun, 1),
                 }
             )
@@ -65,8 +64,7 @@ def kill(
             f"{tally.killed} processes killed, {tally.stores} stores\n"
             f"{tally.confirmed} commits acknowledged: all there, byte for byte, nothing else\n"
             f"reopens with recovery: {spread(tally.open_s)}; joins beside writers: {spread(tally.join_s)}; "
-            f"{tally.second_opens} second reopens after a write\n"
-            f"{tally.dead_finished} frames of the dead finished by checkers; {time.monotonic() - begun:.0f} s"
+            f"{tally.second_opens} second reopens after a write; {time.monotonic() - begun:.0f} s"
         )
     if slow:
         typer.echo(f"FAILED: {len(slow)} reopens took longer than {reopen_s} s", err=True)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from agentstore.testing.acknowledged import Promise, read_diaries, read_diary
+from agentstore.testing.acknowledged import Promise, read_diaries
 from agentstore.testing.workload import Models
 from agentstore.testing.writers import Found, Job, check, run
 
@@ -102,7 +102,6 @@ class Crew:
         """Of every open by a checker that was a recovery."""
         self.join_s: list[float] = []
         """Of every other open by a checker."""
-        self.dead_finished = 0
 
     # --- the living ------------------------------------------------------------------
 
@@ -128,21 +127,29 @@ class Crew:
     def promises(self) -> dict[str, Promise]:
         return read_diaries(self.diaries)
 
-    def confirmations(self, job: Job) -> int:
-        names = [name for name in os.listdir(self.diaries) if name == job.writer or name.startswith(job.writer + ".")]
-        return sum(read_diary(self.diaries, name).confirmations for name in names)
-
     def wait_for_progress(self, pids: list[int]) -> None:
         """Return once each of these workers has confirmed something more (or is dead)."""
-        left = {pid: self.confirmations(self.workers[pid]) for pid in pids if pid in self.workers}
+        left = {pid: self._sizes(self.workers[pid]) for pid in pids if pid in self.workers}
         until = time.monotonic() + PROGRESS_S
         while left:
             for pid, before in list(left.items()):
-                if not alive(pid) or self.confirmations(self.workers[pid]) > before:
+                if not alive(pid) or self._confirmed_since(self.workers[pid], before):
                     del left[pid]
             if time.monotonic() > until:
                 raise Wrong(f"processes {sorted(left)} confirmed nothing for {PROGRESS_S} s")
-            time.sleep(0.002)
+            time.sleep(0.005)
+
+    def _sizes(self, job: Job) -> dict[str, int]:
+        names = [name for name in os.listdir(self.diaries) if name == job.writer or name.startswith(job.writer + ".")]
+        return {name: os.stat(os.path.join(self.diaries, name)).st_size for name in names}
+
+    def _confirmed_since(self, job: Job, before: dict[str, int]) -> bool:
+        for name in self._sizes(job):
+            with open(os.path.join(self.diaries, name), "rb") as file:
+                file.seek(before.get(name, 0))
+                if any(line.startswith(b"c ") for line in file.read().splitlines()):
+                    return True
+        return False
 
     # --- the dying -------------------------------------------------------------------
 
@@ -218,7 +225,6 @@ class Crew:
         if checked.faults:
             raise Wrong("\n".join(checked.faults))
         (self.open_s if alone else self.join_s).append(checked.open_s)
-        self.dead_finished += checked.dead_finished
         return checked
 
     def _in_a_fork(self, *, closes: bool, write: bool) -> Found:

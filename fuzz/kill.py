@@ -40,7 +40,6 @@ class Tally:
     stores: int = 0
     open_s: list[float] = field(default_factory=list)
     join_s: list[float] = field(default_factory=list)
-    dead_finished: int = 0
     second_opens: int = 0
 
     @property
@@ -94,7 +93,6 @@ class Killing:
         tally.confirmed += sum(promise.confirmations for promise in crew.promises().values())
         tally.open_s += crew.open_s
         tally.join_s += crew.join_s
-        tally.dead_finished += crew.dead_finished
 
     def _fill_up(self, crew: Crew) -> None:
         """Everybody writes; mostly until all have got somewhere, now and then they are killed before."""

@@ -61,11 +61,6 @@ class Promise:
     """The highest step of each other writer that this one saw in a snapshot."""
     gave_up: list[str] = field(default_factory=list)
 
-    @property
-    def events(self) -> int:
-        """Grows with every step: whether a writer gets on."""
-        return self.confirmations
-
 
 def read_diary(directory: str, writer: str) -> Promise:
     """What `writer` was promised. A last line that its death cut short does not count."""

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agentstore.engine import keys
 from agentstore.engine.api import Reader, Tx
@@ -241,7 +241,8 @@ class Found:
 
     open_s: float
     faults: list[str]
-    dead_finished: int = 0
+    heads: dict[str, int] = field(default_factory=dict)
+    """The step that each writer was at when the store was opened."""
 
 
 def check(job: Job, models: Models, report: Callable[[Found], None], *, write: bool = True, closes: bool = False) -> None:
@@ -254,13 +255,14 @@ def check(job: Job, models: Models, report: Callable[[Found], None], *, write: b
         found.open_s = time.perf_counter() - begun
         found.faults += _check(engine, job, models)
         found.faults += engine.verify()
+        with engine.read() as view:
+            found.heads = _heads(view)
         if write:
             writer = Writer(job)
             writer.open()
             writer._take_step()
             found.faults += _check(engine, job, models)
             writer.engine.close()
-        found.dead_finished = engine.stats()["dead_finished"]
     except (AgentStoreError, AssertionError, OSError) as error:
         traceback.print_exc()
         found.faults.append(f"{type(error).__name__}: {error}")
