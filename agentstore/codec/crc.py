@@ -33,18 +33,20 @@ def _google() -> Callable[[int, bytes], int] | None:
 
 
 def _crcmod() -> Callable[[bytes, int], int]:
-    import crcmod.crcmod
-    import crcmod.predefined
+    """`crc32c(data, crc)` of crcmod; warns where it was built without its C extension."""
+    from crcmod.predefined import mkPredefinedCrcFun
 
-    if not crcmod.crcmod._usingExtension:
+    try:
+        import crcmod._crcfunext  # noqa: F401  # what crcmod itself tries before its Python code
+    except ImportError:
         warnings.warn(
-            "crcmod was installed without its C extension: checksums are about 50 times slower."
-            " Install google-crc32c (pip install 'agentstore-wal[fast]'), or reinstall crcmod where a C compiler is.",
+            "crcmod was installed without its C extension: checksums are about 50 times slower. Install google-crc32c"
+            " (pip install 'agentstore-wal[fast]'), or reinstall crcmod where a C compiler is.",
             RuntimeWarning,
             stacklevel=2,
         )
-    fun: Callable[[bytes, int], int] = crcmod.predefined.mkPredefinedCrcFun("crc-32c")
-    return fun
+    function: Callable[[bytes, int], int] = mkPredefinedCrcFun("crc-32c")
+    return function
 
 
 _extend = _google()

@@ -158,7 +158,7 @@ def format_path(path: Path) -> str:
     if not path:
         return "the value"
     parts = [
-        (part if index == 0 else f".{part}") if isinstance(part, str) and part.isidentifier() else f"[{part!r}]"
+        (part if index == 0 else f".{part}") if isinstance(part, str) and part.isidentifier() else f"[{_shown(part)}]"
         for index, part in enumerate(path)
     ]
     if len(parts) > 12:
@@ -191,6 +191,13 @@ def too_deep(where: str) -> LimitExceeded:
     )
 
 
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # an int of more than 4,300 digits, or anything a __repr__ of the user's raises
+        return f"<{_type_name(value)}>"
+
+
 def _type_name(value: object) -> str:
     cls = type(value)
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
@@ -218,13 +225,13 @@ def _first_refused(value: Any, path: Path, depth: int) -> AgentStoreError | None
     for key in value:
         if key.__class__ not in SCALARS:
             return UnencodableState(
-                f"a key of {format_path(path)} has the type {_type_name(key)}: {key!r:.80}; keys are str, int, float,"
-                " bool, None, bytes, datetime, date, Decimal or UUID, and no subclasses of them"
+                f"a key of {format_path(path)} has the type {_type_name(key)}: {_shown(key):.80}; keys are str, int,"
+                " float, bool, None, bytes, datetime, date, Decimal or UUID, and no subclasses of them"
             )
         if has_foreign_zone(key):
-            return _first_refused(key, (*path, str(key)), depth + 1)
+            return _first_refused(key, (*path, _shown(key)), depth + 1)
     return _first(
-        _first_refused(item, (*path, key if key.__class__ in (str, int) else repr(key)), depth + 1)
+        _first_refused(item, (*path, key if key.__class__ in (str, int) else _shown(key)), depth + 1)
         for key, item in value.items()
     )
 

@@ -1,0 +1,41 @@
+"""Fixtures that every test file may use, and the settings of hypothesis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Runs are the same every time, and none fails because the machine was slow. New examples are looked for with
+# HYPOTHESIS_PROFILE=explore.
+settings.register_profile(
+    "tests", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+ROOT = Path(__file__).resolve().parent.parent
+TRANSCRIPTS = ROOT.parent / "shared" / "data" / "open"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if profile := config.getoption("--hypothesis-profile", default=None):
+        settings.load_profile(profile)
+
+
+@pytest.fixture(scope="session")
+def transcripts() -> list[Path]:
+    """The recorded transcripts beside the project, one message a line; skips where they are not there."""
+    paths = sorted(TRANSCRIPTS.glob("*.jsonl"))
+    if not paths:
+        pytest.skip(f"the recorded transcripts are not there: {TRANSCRIPTS}")
+    return paths
+
+
+@pytest.fixture
+def store_dir(tmp_path: Path) -> Path:
+    """An empty directory for a store, readable by its owner only."""
+    path = tmp_path / "store"
+    path.mkdir(mode=0o700)
+    return path
