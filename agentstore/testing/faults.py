@@ -4,7 +4,6 @@ A `FaultyFiles` is handed to `EmbeddedEngine.open` in place of `Files`. It count
 n-th one that its `Fault` is meant for it fails or kills:
 
 >>> import errno
->>> from agentstore.engine.files import Files
 >>> files = FaultyFiles(Fault(nth=2, action=Error(errno.EIO), calls=frozenset({"file_size"})))
 >>> files.file_size(__file__) > 0, files.count
 (True, 1)
@@ -25,9 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
+from agentstore.engine import process
+from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.files import Files
 from agentstore.engine.segment import FRAMES_AT
 from agentstore.engine.segments import SEGMENT
+from agentstore.errors import StoreClosed
 
 T = TypeVar("T")
 
@@ -221,3 +223,12 @@ def die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     while True:  # the signal is delivered to some thread of the process, at once but not to this instruction
         signal.pause()
+
+
+def abandon(engine: EmbeddedEngine) -> None:
+    """Let go of an engine as SIGKILL would: files are closed, nothing is folded or cleared."""
+    if engine._background is not None:
+        engine._background.stop()
+    with process.opening:
+        if engine._gone is None:
+            engine._release(StoreClosed(f"the store {engine.path} was abandoned"), clear=False)
