@@ -9,7 +9,7 @@ import json
 from typing import Annotated, Any
 
 import typer
-from agentstore.runtime import calls_of
+from agentstore.runtime import ToolError, calls_of
 from agentstore.runtime import resolve as resolve_call
 
 from agentstore import Checkpoint, NotDone, Thread
@@ -146,6 +146,9 @@ def resolve(
         str | None, typer.Option(metavar="JSON", help="It happened, and this is its result, as JSON.")
     ] = None,
     not_done: Annotated[bool, typer.Option("--not-done", help="It did not happen: it is called again.")] = False,
+    failed: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="It did not happen and never will, for this reason.")
+    ] = None,
     store: StorePath = STORE_DEFAULT,
     json_id: JsonId = False,
     json_output: JsonOutput = False,
@@ -155,9 +158,9 @@ def resolve(
     if call is None:
         _list_open(store, thread_id, json_output)
         return
-    if (happened is None) == (not not_done):
-        raise typer.BadParameter("say either --happened JSON or --not-done")
-    answer: Any = NotDone
+    if (happened is not None) + not_done + (failed is not None) != 1:
+        raise typer.BadParameter("say one of --happened JSON, --not-done and --failed TEXT")
+    answer: Any = NotDone if failed is None else ToolError(failed)
     if happened is not None:
         try:
             answer = json.loads(happened)

@@ -20,8 +20,8 @@ import time
 from collections.abc import Sequence
 
 from agentstore import Append, Set, Store
-from agentstore.engine.segments import SEGMENT_BYTES
-from agentstore.engine.writer import WAL_HARD_BYTES
+from agentstore.engine.roll import WAL_HARD_BYTES
+from agentstore.engine.segment import SEGMENT_BYTES
 
 from .frame import message, percentile
 from .peers import agentstore_commit, bare_loop, lmdb_sync, sqlite_full

@@ -6,18 +6,13 @@ worker wrote before is in the kernel's hands, what it did not write never happen
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NoReturn, cast, get_args
+from typing import Literal, cast, get_args
 
-from agentstore.engine.embedded import EmbeddedEngine
-from agentstore.engine.files import Files
-from agentstore.engine.segment import FRAMES_AT
+from agentstore.engine.files import set_default_files
 from agentstore.testing import crashpoints
+from agentstore.testing.faults import die, killing_files
 
 Kind = Literal["never", "tool-before", "tool-after", "commit-before", "commit-after", "wal", "outside"]
 
@@ -81,59 +76,20 @@ class Reaper:
         self._left = death.number
         self._lock = threading.Lock()
 
-    @contextmanager
-    def at_store(self, path: str) -> Iterator[None]:
-        """Stand by while the store at `path` is opened and used."""
-        kind = self._death.kind
-        if kind in ("commit-before", "commit-after"):
-            crashpoints.install(kind, self._death.number)
-        if kind != "wal":
-            yield
-            return
-        # All who open a store in a process share one engine: the Store that is opened next writes through these files.
-        engine = EmbeddedEngine.open(path, files=_DyingFiles(self))
-        try:
-            yield
-        finally:
-            engine.close()
+    def install(self) -> None:
+        """Stand by for the store that this process opens next."""
+        death = self._death
+        if death.kind == "wal":
+            set_default_files(killing_files(death.number, "inside", death.part))
+        elif death.kind in ("commit-before", "commit-after"):
+            crashpoints.install(death.kind, death.number)
 
     def in_tool(self, moment: Literal["before", "after"], tool: str) -> None:
         """A call of `tool` is before or after its effect."""
-        if self._death.kind == f"tool-{moment}" and self._death.tool in ("*", tool):
-            self.count_down()
-
-    def count_down(self) -> None:
-        """Die if this is the time."""
-        if self.is_due():
-            die()
-
-    def is_due(self) -> bool:
-        """Count one time; whether it is the one."""
+        if self._death.kind != f"tool-{moment}" or self._death.tool not in ("*", tool):
+            return
         with self._lock:
             self._left -= 1
-            return self._left == 0
-
-    def written(self, size: int) -> int:
-        """How much of a frame of `size` bytes is written before the end: from none to all of it."""
-        return round(size * self._death.part)
-
-
-class _DyingFiles(Files):
-    """The engine's system calls, of which the write of one frame does not return."""
-
-    def __init__(self, reaper: Reaper) -> None:
-        self._reaper = reaper
-
-    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        # A frame begins with its marker; the zeros of a fresh segment and headers in front of the frames do not count.
-        if offset >= FRAMES_AT and any(data[:8]) and self._reaper.is_due():
-            super().pwrite(fd, data[: self._reaper.written(len(data))], offset)
+            due = self._left == 0
+        if due:
             die()
-        super().pwrite(fd, data, offset)
-
-
-def die() -> NoReturn:
-    """SIGKILL this process."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    while True:  # the signal is delivered to some thread of the process, at once but not to this instruction
-        signal.pause()
