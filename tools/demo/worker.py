@@ -55,7 +55,8 @@ def run(store_path: str, world_path: str, trips: int, death: Death, *, ledger: b
         clock.end()
         reaper.in_tool(moment, tool)
 
-    with OutsideWorld(world_path) as world, reaper.at_store(store_path), Store.open(store_path) as store:
+    reaper.install()
+    with OutsideWorld(world_path) as world, Store.open(store_path) as store:
         emit("opened", ms=round((time.perf_counter() - clock.began) * 1000, 1))
         agent = travel_desk(world, hook=hook, ledger=ledger, on_event=on_event)
         for trip in range(1, trips + 1):
