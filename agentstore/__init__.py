@@ -1,5 +1,132 @@
-"""agentstore: a checkpoint store on a write-ahead log, for agents that must not start over."""
+"""agentstore: a checkpoint store on a write-ahead log, for agents that must not start over.
+
+>>> from agentstore import Append, Set, Store
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as directory, Store.open(directory + "/agents") as store:
+...     thread = store.thread("user-42:report-7")
+...     cp = thread.commit(Append("conversation_history", {"role": "user", "content": "hi"}), Set("step", 1))
+...     thread.load()
+{'conversation_history': [{'role': 'user', 'content': 'hi'}], 'step': 1}
+"""
 
 from __future__ import annotations
 
+from agentstore.changes import Append, Change, Delete, Set, Splice
+from agentstore.checkpoint import Checkpoint
+from agentstore.effect import Effect
+from agentstore.effect_views import EffectView
+from agentstore.effects import EffectCall
+from agentstore.errors import (
+    AgentStoreError,
+    CallNotWaiting,
+    CheckpointNotFound,
+    CommitUnknown,
+    CorruptionError,
+    DiskFull,
+    EffectClosed,
+    EffectConflict,
+    EffectDuplicate,
+    EffectError,
+    EffectFailed,
+    EffectInDoubt,
+    EffectInFlight,
+    Fenced,
+    ForkedStore,
+    FormatTooNew,
+    IllegalTransition,
+    InvalidChange,
+    InvalidThreadId,
+    LeaseHeld,
+    LimitExceeded,
+    NotAStore,
+    OpenError,
+    OutOfResources,
+    ReadOnlyStore,
+    RecoveryNeeded,
+    RunFailed,
+    RuntimeStateError,
+    RunUnfinished,
+    StaleThread,
+    StoreAlreadyOpen,
+    StoreClosed,
+    StoreFailed,
+    StoreFull,
+    StoreInUse,
+    StoreNotFound,
+    StorePermissionError,
+    ThreadExists,
+    ThreadGone,
+    ThreadNotFound,
+    UnencodableState,
+    UnsupportedPlatform,
+    UnsupportedRule,
+)
+from agentstore.records import REASONS
+from agentstore.rules import NotDone, Unknown, is_not_done, is_unknown
+from agentstore.store import Store
+from agentstore.thread import Thread
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "REASONS",
+    "AgentStoreError",
+    "Append",
+    "CallNotWaiting",
+    "Change",
+    "Checkpoint",
+    "CheckpointNotFound",
+    "CommitUnknown",
+    "CorruptionError",
+    "Delete",
+    "DiskFull",
+    "Effect",
+    "EffectCall",
+    "EffectClosed",
+    "EffectConflict",
+    "EffectDuplicate",
+    "EffectError",
+    "EffectFailed",
+    "EffectInDoubt",
+    "EffectInFlight",
+    "EffectView",
+    "Fenced",
+    "ForkedStore",
+    "FormatTooNew",
+    "IllegalTransition",
+    "InvalidChange",
+    "InvalidThreadId",
+    "LeaseHeld",
+    "LimitExceeded",
+    "NotAStore",
+    "NotDone",
+    "OpenError",
+    "OutOfResources",
+    "ReadOnlyStore",
+    "RecoveryNeeded",
+    "RunFailed",
+    "RunUnfinished",
+    "RuntimeStateError",
+    "Set",
+    "Splice",
+    "StaleThread",
+    "Store",
+    "StoreAlreadyOpen",
+    "StoreClosed",
+    "StoreFailed",
+    "StoreFull",
+    "StoreInUse",
+    "StoreNotFound",
+    "StorePermissionError",
+    "Thread",
+    "ThreadExists",
+    "ThreadGone",
+    "ThreadNotFound",
+    "UnencodableState",
+    "Unknown",
+    "UnsupportedPlatform",
+    "UnsupportedRule",
+    "__version__",
+    "is_not_done",
+    "is_unknown",
+]

@@ -1,0 +1,212 @@
+"""Every invariant of the store, checked: what `Store.check` and ``agentstore verify`` run, and every crash test.
+
+The rules, in the order in which they are looked at:
+
+1.  The engine's own (`EmbeddedEngine.verify`).
+2.  Every name leads to a number, that number's entry in the creation index back to the name, and both to a head; the
+    counters agree with what there is; no record belongs to a number without a thread, but to one marked gone.
+3.  The head names a checkpoint of its commit id, the next seq is above all there are.
+4.  Every checkpoint but the first has a parent that came before; all records can be read.
+5.  Every checkpoint's state, rebuilt op by op, matches the checksum of every op, of every field, and of the state.
+6.  Every snapshot is of a checkpoint that is there, its bytes match their checksums, and it is the state that the deltas lead
+    to; every chunk belongs to a snapshot that names it.
+7.  Pins are of checkpoints that are there; the effects' rules (`effect_views.check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from agentstore import deltas, effect_views, loading, records, snapshots
+from agentstore.checkpoint import Checkpoint
+from agentstore.deltas import State
+from agentstore.engine import keys as key_codec
+from agentstore.engine.api import Reader
+from agentstore.engine.embedded import EmbeddedEngine
+from agentstore.errors import AgentStoreError, CorruptionError
+from agentstore.records import CheckpointHeader, Head, ThreadKeys, int_part, shown
+
+PROBLEMS_MAX: Final = 1000
+"""More are not reported: the store needs another look first."""
+
+_PARTS: Final = frozenset("cskpherldvi")
+"""The second parts of the keys of a thread that this version writes."""
+
+
+def problems(engine: EmbeddedEngine) -> list[str]:
+    """A sentence for each invariant that does not hold. Never raises for damage. O(store)."""
+    found = _noting(lambda: iter(engine.verify()), "the engine")
+    with engine.read() as snap:
+        found += _noting(lambda: _indexes(snap), "the indexes")
+        for number, name in _threads(snap, found):
+            found += _noting(lambda n=number, of=name: _thread(snap, ThreadKeys(n), of), f"thread {shown(name)}")  # type: ignore[misc]  # defaults of a lambda have no types
+            if len(found) >= PROBLEMS_MAX:
+                break
+        found += _noting(lambda: _strays(snap), "the records")
+    return found[:PROBLEMS_MAX]
+
+
+def _noting(look: Callable[[], Iterator[str]], what: str) -> list[str]:
+    """What `look` finds, and the damage that stops it."""
+    found: list[str] = []
+    try:
+        found.extend(look())
+    except AgentStoreError as error:
+        found.append(f"{what}: {error}")
+    return found
+
+
+# --- indexes -------------------------------------------------------------------------
+
+
+def _threads(snap: Reader, found: list[str]) -> list[tuple[int, str]]:
+    """(number, name) of all threads, from the creation index."""
+    low = records.CREATED
+    threads: list[tuple[int, str]] = []
+    try:
+        for key, name in snap.scan(low, records.end_of(low)):
+            threads.append((records.seq_of(key, low), name.decode()))
+    except (AgentStoreError, UnicodeDecodeError) as error:
+        found.append(f"the creation index: {error}")
+    return threads
+
+
+def _indexes(snap: Reader) -> Iterator[str]:
+    named: dict[int, bytes] = {}
+    for key, value in snap.scan(records.NAMES, records.end_of(records.NAMES)):
+        number, name = records.name_of(value)
+        if key != records.name_key(name):
+            yield f"the name index has {shown(name)} under the key of another name"
+        if number in named:
+            yield f"the number {number} has two names, {shown(name)} and {shown(named[number])}"
+        named[number] = name
+    following, threads, _ = records.counters_of(snap.get(records.COUNTERS_KEY))
+    if threads != len(named):
+        yield f"the counters say {threads} threads, the name index has {len(named)}"
+    low = records.CREATED
+    for key, name in snap.scan(low, records.end_of(low)):
+        number = records.seq_of(key, low)
+        if named.pop(number, None) != name:
+            yield f"the creation index says that number {number} is {shown(name)}, the name index does not"
+        if number >= following:
+            yield f"the number {number} was given to {shown(name)}, but the counter would give it again"
+        if snap.get(ThreadKeys(number).head) is None:
+            yield f"thread {shown(name)} has no head"
+    for number, name in named.items():
+        yield f"thread {shown(name)}, number {number}, is missing in the creation index"
+
+
+def _strays(snap: Reader) -> Iterator[str]:
+    """Records of no thread, of no kind. Jumps from thread to thread: O(threads)."""
+    low, high = key_codec.encode(0), key_codec.encode(key_codec.INT_MAX) + b"\xff"
+    while True:
+        first = next(iter(snap.scan(low, high)), None)
+        if first is None:
+            return
+        size = first[0][0] - 0x10
+        number = int.from_bytes(first[0][1 : 1 + size], "big")
+        part = int_part(number)
+        if snap.get(records.CREATED + part) is None and snap.get(records.GONE + part) is None:
+            yield f"there are records of the thread number {number}, which does not exist"
+        low = records.end_of(part)
+
+
+# --- one thread ----------------------------------------------------------------------
+
+
+def _thread(snap: Reader, keys: ThreadKeys, name: str) -> Iterator[str]:
+    where = f"thread {shown(name)}"
+    raw = snap.get(keys.head)
+    if raw is None:
+        return  # said with the indexes
+    head = Head.decode(raw)
+    last = snap.get(keys.checkpoints + int_part(head.seq))
+    if last is None:
+        yield f"{where}: the head names checkpoint {head.seq}, which is not there"
+    elif CheckpointHeader(last, where).commit_id != head.commit_id:
+        yield f"{where}: the head and checkpoint {head.seq} are not of one commit"
+    states = _States(snap, keys, where)
+    yield from states.walk(head, name)
+    yield from _snapshots(snap, keys, where, states)
+    for key, _ in snap.scan(records.pins(keys.prefix), records.end_of(records.pins(keys.prefix))):
+        seq = records.seq_of(key, records.pins(keys.prefix))
+        if seq not in states.sums:
+            yield f"{where}: checkpoint {seq} is pinned and not there"
+    for key, _ in snap.scan(keys.prefix, records.end_of(keys.prefix)):
+        if key[len(keys.prefix) : len(keys.prefix) + 1] != b"\x31" or chr(key[len(keys.prefix) + 1]) not in _PARTS:
+            yield f"{where}: the record {key.hex()} is of no kind that this version writes"
+    yield from effect_views.check(snap, keys.prefix, head.token, name)
+
+
+class _States:
+    """Walks over all checkpoints of a thread in the order of their seqs, and remembers the sum of each state."""
+
+    def __init__(self, snap: Reader, keys: ThreadKeys, where: str) -> None:
+        self._snap = snap
+        self._keys = keys
+        self._where = where
+        self.sums: dict[int, tuple[bytes, int] | None] = {}
+        """(commit id, checksum of the state) by seq; None for a damaged one."""
+        self._state: State = {}
+        self._at = loading.NO_PARENT
+
+    def walk(self, head: Head, name: str) -> Iterator[str]:
+        """Every checkpoint: its record, its parent, its state."""
+        low = self._keys.checkpoints
+        for key, raw in self._snap.scan(low, records.end_of(low)):
+            seq = records.seq_of(key, low)
+            where = f"{self._where}, checkpoint {seq}"
+            self.sums[seq] = None
+            if seq >= head.next_seq:
+                yield f"{where}: the head says that the next one is {head.next_seq}"
+            try:
+                Checkpoint.from_record(name, head.uuid, seq, raw, where)
+                header = CheckpointHeader(raw, where)
+                yield from self._step(seq, raw, header, where)
+                self.sums[seq] = (header.commit_id, header.state_sum)
+            except CorruptionError as error:
+                self._at = loading.NO_PARENT - 1
+                yield str(error)
+
+    def _step(self, seq: int, raw: bytes, header: CheckpointHeader, where: str) -> Iterator[str]:
+        parent = loading.parent_of(raw)
+        if parent != loading.NO_PARENT and self.sums.get(parent) is None:
+            yield f"{where}: its parent {parent} is damaged or not there"
+            return
+        if parent != self._at:
+            if parent == loading.NO_PARENT:
+                self._state = {}
+            else:
+                self._state = loading.load(self._snap, self._keys.prefix, parent, self._where).state
+        loading.apply_record(self._state, raw, self._where, seq, check_each=True)
+        self._at = seq
+        if deltas.state_sum(self._state) != header.state_sum:
+            yield f"{where}: the fields do not match the checksum of the state"
+        if header.flags & records.FLAG_SUMS and records.payload_of(raw, where)[1] != deltas.sums_of(self._state):
+            yield f"{where}: its list of all checksums is not that of its state"
+
+
+def _snapshots(snap: Reader, keys: ThreadKeys, where: str, states: _States) -> Iterator[str]:
+    named: set[tuple[int, int]] = set()
+    low = records.snapshots(keys.prefix)
+    for key, raw in snap.scan(low, records.end_of(low)):
+        seq = records.seq_of(key, low)
+        try:
+            state = loading.read_snapshot(snap, keys.prefix, seq, raw, where)
+            named |= snapshots.chunks_of(state)
+            there = states.sums.get(seq)
+            if there is None:
+                yield f"{where}: the snapshot {seq} is of a checkpoint that is damaged or not there"
+            elif there != (loading.snapshot_commit(raw), deltas.state_sum(state)):
+                yield f"{where}: the snapshot {seq} is not the state that the deltas lead to"
+            for name in state:
+                if not deltas.verify(state, name):
+                    yield f"{where}: the snapshot {seq} does not match the checksum of the field {name!r}"
+        except CorruptionError as error:
+            yield str(error)
+    low = records.chunks(keys.prefix)
+    for key, _ in snap.scan(low, records.end_of(low)):
+        seq, index = key_codec.decode(key[len(low) :])
+        if (seq, index) not in named:
+            yield f"{where}: the chunk {seq}/{index} belongs to no snapshot"

@@ -1,0 +1,261 @@
+"""The store: a directory that holds the threads of many agents."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from agentstore import checking, deleting, records
+from agentstore.engine.embedded import EmbeddedEngine
+from agentstore.snapshots import Snapshots
+from agentstore.thread import Thread
+
+PAGE_THREADS: Final = 256
+"""Thread ids read at once by `Store.threads`: no snapshot stays open while the caller looks at them."""
+
+DEFAULT_PATH: Final = "./agents"
+
+
+class Store:
+    """An open store. **Thread-safe**, also across processes: any number may have the directory open.
+
+    >>> import tempfile
+    >>> from agentstore import Set
+    >>> with tempfile.TemporaryDirectory() as directory, Store.open(directory + "/agents") as store:
+    ...     cp = store.thread("user-42:report-7").commit(Set("step", 1))
+    ...     list(store.threads())
+    ['user-42:report-7']
+    """
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        """Use `Store.open`."""
+        self._engine = engine
+        self._closed = False
+        # Commit ids and uuids are compared, never guessed at by anybody: they must differ, not be secret. One call of
+        # the system for each would cost 2 µs of every commit.
+        self._random = random.Random(os.urandom(32))
+        self._snapshots = _shared_snapshots(engine)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] = DEFAULT_PATH,
+        *,
+        create: bool = True,
+        readonly: bool = False,
+        background: bool = True,
+    ) -> Store:
+        """Open the store in the directory `path`; recover it first if it was not closed.
+
+        `create`: make it if there is nothing. `readonly`: no commits. `background`: fold the log and take snapshots in a
+        daemon thread, otherwise commits do it now and then. A second open in one process shares the first.
+
+        `NotAStore`, `StoreNotFound`, `FormatTooNew`, `StoreAlreadyOpen`, `StoreInUse`, `RecoveryNeeded`,
+        `UnsupportedPlatform`, `StorePermissionError`, `CorruptionError`. O(log to replay), at most about a second.
+        """
+        engine = EmbeddedEngine.open(os.fspath(path), create=create, readonly=readonly, background=background)
+        store = cls(engine)
+        if not readonly and not engine.has_background:
+            deleting.finish_all(engine)
+        return store
+
+    @property
+    def path(self) -> str:
+        """The directory, absolute."""
+        return self._engine.path
+
+    @property
+    def readonly(self) -> bool:
+        """Whether commits are refused."""
+        return self._engine.readonly
+
+    def close(self) -> None:
+        """Fold the log and let go of the directory. Idempotent; what is confirmed is safe without it. O(log to fold)."""
+        with _registry_lock:
+            if self._closed:
+                return
+            self._closed = True
+        _release_snapshots(self._engine)
+        self._engine.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.path}{' (closed)' if self._closed else ''}>"
+
+    def _random_bytes(self, size: int) -> bytes:
+        return self._random.getrandbits(8 * size).to_bytes(size, "big")
+
+    # --- threads -----------------------------------------------------------------------
+
+    def thread(self, thread_id: str) -> Thread:
+        """A handle of the thread with this id, whether it exists or not; reads and writes nothing. O(1).
+
+        `thread_id`: any text of 1 to 4,096 bytes of UTF-8, else `InvalidThreadId`.
+
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> scratch_store().thread("")
+        Traceback (most recent call last):
+        agentstore.errors.InvalidThreadId: a thread id has 1 to 4096 bytes of UTF-8, this one has 0: ''
+        """
+        return Thread(self, thread_id)
+
+    def threads(
+        self, prefix: str = "", *, order: Literal["name", "created"] = "name", limit: int | None = None
+    ) -> Iterator[str]:
+        """Ids of the threads that begin with `prefix`: by name, or with ``order="created"`` the newest first.
+
+        Lazy: pages of `PAGE_THREADS` are read as they are needed, so threads that come or go meanwhile may or may not be
+        there. O(ids returned); with ``order="created"`` and a prefix, O(threads created since the oldest one returned).
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> store = scratch_store()
+        >>> for name in ("b", "a:1", "a:2"):
+        ...     cp = store.thread(name).commit(Set("step", 0))
+        >>> list(store.threads()), list(store.threads("a:", order="created")), list(store.threads(limit=1))
+        (['a:1', 'a:2', 'b'], ['a:2', 'a:1'], ['a:1'])
+        """
+        wanted = prefix.encode("utf-8", "surrogatepass")
+        if order == "name":
+            found = self._by_name(wanted)
+        elif order == "created":
+            found = self._by_creation(wanted)
+        else:
+            raise ValueError(f'order is "name" or "created", not {order!r}')
+        return _first(found, limit)
+
+    def _by_name(self, prefix: bytes) -> Iterator[str]:
+        # A long name's key has the first bytes and a hash: those that share them sort by hash, and are put in order here.
+        low = records.NAMES + b"\x30" + records.cut_name(prefix).replace(b"\0", b"\0\xff")
+        high = low + b"\xff\xff"
+        while True:
+            with self._engine.read() as snap:
+                page, low = _page(snap.scan(low, high))
+            group: list[bytes] = []
+            cut = b""
+            for name in page:
+                if records.cut_name(name) != cut:
+                    yield from _sorted_names(group, prefix)
+                    group, cut = [], records.cut_name(name)
+                group.append(name)
+            yield from _sorted_names(group, prefix)
+            if not low:
+                return
+
+    def _by_creation(self, prefix: bytes) -> Iterator[str]:
+        low = records.CREATED
+        high = records.end_of(low)
+        while True:
+            page: list[bytes] = []
+            with self._engine.read() as snap:
+                for key, name in snap.scan(low, high, reverse=True):
+                    high = key
+                    page.append(name)
+                    if len(page) == PAGE_THREADS:
+                        break
+            yield from [name.decode() for name in page if name.startswith(prefix)]
+            if len(page) < PAGE_THREADS:
+                return
+
+    # --- effects without the loop --------------------------------------------------------
+
+    def once(
+        self, key: str, fn: Callable[..., Any], *, arguments: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Call `fn` so that its result is recorded once, under a key of the caller's; see `agentstore.effects.once`."""
+        from agentstore import once
+
+        return once.once(self, key, fn, arguments=arguments, **options)
+
+    # --- looking after it ------------------------------------------------------------------
+
+    def check(self) -> list[str]:
+        """Every invariant of the store that does not hold, as a sentence each; empty if all is well.
+
+        Reads everything: all records, every state of every checkpoint against its checksum, both ways of every index, the engine's
+        log and files. Never raises for damage. O(store). Meant for a store at rest or in use.
+        """
+        return checking.problems(self._engine)
+
+    def stats(self) -> dict[str, int]:
+        """Numbers about the store: ``threads``, and the engine's LSNs, sizes in bytes and counts. O(1).
+
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> scratch_store().stats()["threads"]
+        0
+        """
+        with self._engine.read() as snap:
+            threads = records.counters_of(snap.get(records.COUNTERS_KEY))[1]
+        return {"threads": threads, **self._engine.stats()}
+
+
+def _page(pairs: Iterator[tuple[bytes, bytes]]) -> tuple[list[bytes], bytes]:
+    """Names of at least `PAGE_THREADS` entries, whole groups of one long prefix; the key to go on at, empty at the end."""
+    names: list[bytes] = []
+    cut = b""
+    for key, value in pairs:
+        name = records.name_of(value)[1]
+        if len(names) >= PAGE_THREADS and records.cut_name(name) != cut:
+            return names, key
+        cut = records.cut_name(name)
+        names.append(name)
+    return names, b""
+
+
+def _sorted_names(group: list[bytes], prefix: bytes) -> list[str]:
+    return [name.decode() for name in sorted(group) if name.startswith(prefix)]
+
+
+def _first(found: Iterator[str], limit: int | None) -> Iterator[str]:
+    if limit is None:
+        yield from found
+        return
+    for _ in range(limit):
+        name = next(found, None)
+        if name is None:
+            return
+        yield name
+
+
+# --- one snapshot taker for each engine: stores that share the engine share it ------------
+
+_registry_lock = threading.Lock()
+_registry: dict[EmbeddedEngine, tuple[Snapshots, Callable[[], bool], int]] = {}
+
+
+def _shared_snapshots(engine: EmbeddedEngine) -> Snapshots:
+    with _registry_lock:
+        known = _registry.get(engine)
+        if known is None:
+            snapshots = Snapshots(engine)
+            gone = deleting.Sweeper(engine)
+
+            def job() -> bool:
+                return snapshots.run() or gone.run()
+
+            if not engine.readonly:
+                engine.on_background(job)
+            known = (snapshots, job, 0)
+        _registry[engine] = (known[0], known[1], known[2] + 1)
+        return known[0]
+
+
+def _release_snapshots(engine: EmbeddedEngine) -> None:
+    with _registry_lock:
+        snapshots, job, users = _registry[engine]
+        if users > 1:
+            _registry[engine] = (snapshots, job, users - 1)
+            return
+        del _registry[engine]
+    engine.off_background(job)
