@@ -8,8 +8,8 @@ The rules, in the order in which they are looked at:
 3.  The head names a checkpoint of its commit id, the next seq is above all there are.
 4.  Every checkpoint but the first has a parent that came before; all records can be read.
 5.  Every checkpoint's state, rebuilt op by op, matches the checksum of every op, of every field, and of the state.
-6.  Every snapshot is of a checkpoint that is there, its bytes match their checksums, and it is the state that the deltas lead
-    to; every chunk belongs to a snapshot that names it.
+6.  Every snapshot is of a checkpoint that is there, its bytes match their checksums, and it is the state that the
+    deltas lead to; every chunk belongs to a snapshot that names it.
 7.  Pins are of checkpoints that are there; the effects' rules (`effect_views.check`).
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from agentstore import deltas, effect_views, loading, records, snapshots
+from agentstore import deltas, effect_views, leases, loading, records, snapshots
 from agentstore.checkpoint import Checkpoint
 from agentstore.deltas import State
 from agentstore.engine import keys as key_codec
@@ -137,6 +137,7 @@ def _thread(snap: Reader, keys: ThreadKeys, name: str) -> Iterator[str]:
         if key[len(keys.prefix) : len(keys.prefix) + 1] != b"\x31" or chr(key[len(keys.prefix) + 1]) not in _PARTS:
             yield f"{where}: the record {key.hex()} is of no kind that this version writes"
     yield from effect_views.check(snap, keys.prefix, head.token, name)
+    yield from leases.check(snap, keys.prefix, head.token, name)
 
 
 class _States:
@@ -207,6 +208,6 @@ def _snapshots(snap: Reader, keys: ThreadKeys, where: str, states: _States) -> I
             yield str(error)
     low = records.chunks(keys.prefix)
     for key, _ in snap.scan(low, records.end_of(low)):
-        seq, index = key_codec.decode(key[len(low) :])
-        if (seq, index) not in named:
-            yield f"{where}: the chunk {seq}/{index} belongs to no snapshot"
+        chunk = key_codec.decode(key[len(low) :])
+        if chunk not in named:
+            yield f"{where}: the chunk {chunk} belongs to no snapshot"

@@ -12,7 +12,7 @@ decode and an encode of the field for every op on every load.)
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from agentstore import patches
@@ -80,7 +80,7 @@ class Field:
         parts = self.parts
         assert parts is not None
         if len(parts) != 1 or parts[0].__class__ is not bytes:
-            parts[:] = [b"".join([part if part.__class__ is bytes else part.read() for part in parts])]  # type: ignore[union-attr, misc]  # exact class test: isinstance costs more
+            parts[:] = [b"".join([part if part.__class__ is bytes else part.read() for part in parts])]  # type: ignore[union-attr]  # an exact class test: isinstance costs more
         joined = parts[0]
         assert isinstance(joined, bytes)
         return joined
@@ -513,7 +513,7 @@ def own(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def edit_value(root: Any, path: tuple[Any, ...], change: Change) -> None:
-    """Apply `change` to decoded values, in place; `path` leads to its target from `root`. InvalidChange if it does not."""
+    """Apply `change` to decoded values in place; `path` leads from `root` to its target, else InvalidChange."""
     target = root
     for part in path[:-1]:
         target = _step(target, part, change)

@@ -98,7 +98,9 @@ def make(base: bytes, data: bytes) -> list[Piece]:
 
 
 def apply(base: bytes, pieces: list[Piece], max_bytes: int) -> bytes:
-    """What `make` was given as data. CorruptionError if base or frames are not the ones, LimitExceeded above `max_bytes`.
+    """What `make` was given as data. O(size).
+
+    CorruptionError if base or frames are not the ones of `make`, LimitExceeded above `max_bytes`.
 
     >>> old, new = b"a page of text, " * 500, b"a page of text, " * 250 + b"an edit, " + b"a page of text, " * 250
     >>> apply(old, make(old, new), 10_000) == new

@@ -24,6 +24,9 @@ T = TypeVar("T")
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 """A handle keeps the encoded bytes of a field up to this size, in bytes, so that the next difference reads nothing."""
 
+ASK_EVERY: Final = 16
+"""After so many more checkpoints the handle looks again whether a snapshot is due."""
+
 SUMS_EVERY: Final = 16
 """Every so many checkpoints one has the checksums of all fields (of states with very many fields: fewer do)."""
 
@@ -51,11 +54,12 @@ class Position:
         self._size = 0
         self._since_sums = 0
         self._since_snapshot = self._since_bytes = 0
+        self._ask_at = DELTAS_MIN
         self._token: int | None = None  # of the lease that this handle holds
         self._pending: Staged | None = None  # written in a transaction whose outcome is not known yet
         self._stale = False
         self.recovered: Checkpoint | None = None
-        """After `load`: the checkpoint of this handle's last commit, if that ended in an error although it was written."""
+        """After `load`: the checkpoint of this handle's last commit, if that ended in an error and was written."""
 
     def _stage(
         self,
@@ -194,6 +198,8 @@ class Position:
         base, plan = staged.base, staged.plan
         if self._keys is None:
             self._keys = staged.written_keys
+            if self._token is not None:
+                self._token = staged.written_token
         if base is self._state:
             self._size += plan.grown
         else:
@@ -210,15 +216,17 @@ class Position:
         self._since_sums = 0 if staged.has_sums else self._since_sums + 1
         self._since_snapshot += 1
         self._since_bytes += staged.stored_bytes
-        if self._since_snapshot >= DELTAS_MIN or self._since_bytes >= DELTA_BYTES_MIN:
+        if self._since_snapshot >= self._ask_at or self._since_bytes >= DELTA_BYTES_MIN:
             self._ask_for_snapshot()
 
     def _ask_for_snapshot(self) -> None:
         """Have a snapshot taken if loading has become too expensive."""
+        self._ask_at = max(DELTAS_MIN, self._since_snapshot + ASK_EVERY)
         if self._keys is None or self._seq is None or self._store.readonly:
             return
         if is_due(self._since_snapshot, self._since_bytes, self._size):
             self._since_snapshot = self._since_bytes = 0
+            self._ask_at = DELTAS_MIN
             self._store._snapshots.ask(self._keys.number, self._seq, self._commit_id)
 
     def _settle(self) -> None:
@@ -228,7 +236,7 @@ class Position:
         raw = self._store._engine.transact(self._read_head).value
         if raw != self._head_raw:
             raise StaleThread(
-                f"thread {shown(self.id)}: the commit of checkpoint {pending.seq} was interrupted and the head has moved;"
+                f"{self._where}: the commit of checkpoint {pending.seq} was interrupted and the head has moved;"
                 " load() tells in .recovered whether it was written"
             )
         self._pending = None
@@ -261,7 +269,7 @@ class Position:
         )
 
     def _find(self, reader: Reader) -> tuple[ThreadKeys, bytes, Head] | None:
-        """Keys and head record of the thread; None if there is none. ThreadGone if the one of this handle was deleted."""
+        """Keys and head record of the thread; None if there is none. ThreadGone if this handle's was deleted."""
         keys = self._keys
         if keys is None:
             named = reader.get(self._name_key)
@@ -328,8 +336,8 @@ class Position:
         return loaded
 
     def _found(self, reader: Reader) -> tuple[ThreadKeys, bytes, Head]:
-        """`_find`, of a thread that exists. ThreadNotFound, ThreadGone."""
+        """`_find`, of a thread that has a checkpoint. ThreadNotFound, ThreadGone."""
         found = self._find(reader)
         if found is None:
-            raise ThreadNotFound(f"{self._where} does not exist: it has no checkpoint yet")
+            raise ThreadNotFound(f"{self._where} has no checkpoint yet")
         return found

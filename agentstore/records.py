@@ -20,9 +20,10 @@ Every op has the checksum of its field as it is afterwards, so that loading veri
     [2, name]                                       delete
     [3, name, body, crc, count]                     append: `body` at the end of the field
     [4, name, start, removed, body, crc, count]     splice: bytes from `start`, `removed` of them, become `body`
-    [5, name, start, removed, frame, crc, count]    patch: the same, `frame` is zstd with the removed bytes as raw dictionary
+    [5, name, start, removed, pieces, crc, count]   patch: the same, but the bytes are the contents of the pieces
     [6, [name, …]]                                  order of all fields
 
+A piece is ``[from, bytes, frame]``: a zstd frame whose raw dictionary is that part of the removed bytes.
 `body` of a list is its items' encodings without the array's header, and `count` is the number of items; of
 anything else it is the encoding, and `count` is -1. ``sums`` is ``[[name, crc, count, size], …]`` of all fields in
 order, there from time to time so that a new handle reads few records to know them all.
@@ -134,6 +135,13 @@ class CheckpointHeader:
 
     __slots__ = ("commit_id", "created_us", "flags", "lsn", "meta_bytes", "parent", "reason", "state_sum")
 
+    flags: int
+    meta_bytes: int
+    created_us: int
+    lsn: int
+    commit_id: bytes
+    state_sum: int
+
     def __init__(self, raw: bytes, where: str) -> None:
         if len(raw) < CHECKPOINT.size or raw[0] != VERSION:
             raise CorruptionError(f"{where}: the checkpoint record is damaged or of another format")
@@ -160,7 +168,7 @@ class CheckpointHeader:
 
 
 def pack(value: list[Any]) -> bytes:
-    """CBOR of a record's own list of ints, strs, bytes and lists. No survey of types is due, unlike in a user's values."""
+    """CBOR of a record's own list of ints, strs, bytes and lists: no survey of types, unlike a user's values."""
     return cbor2.dumps(value)
 
 
@@ -172,7 +180,7 @@ def unpack(data: bytes, where: str) -> list[Any]:
         raise CorruptionError(f"{where}: the record is damaged: {error}") from error
     if value.__class__ is not list:
         raise CorruptionError(f"{where}: the record is damaged: it holds no list")
-    return value  # type: ignore[no-any-return]  # the class was just compared
+    return value
 
 
 def squeeze(payload: bytes) -> tuple[int, bytes]:

@@ -22,7 +22,7 @@ from agentstore.records import CHECKPOINT, FLAG_SUMS, HEAD, VERSION, Head, Threa
 if TYPE_CHECKING:
     from agentstore.deltas import Plan, State
     from agentstore.effects import EffectCall
-    from agentstore.thread import Thread
+    from agentstore.position import Position
 
 Guard = Callable[[Tx], None]
 """Runs inside the transaction, before the puts; raises if the commit must not be."""
@@ -55,7 +55,7 @@ class Staged:
 
     def __init__(
         self,
-        thread: Thread,
+        thread: Position,
         base: State,
         plan: Plan,
         *,
@@ -138,7 +138,7 @@ class Staged:
         if self._intents:
             from agentstore import effects
 
-            effects.write_intents(tx, thread, seq, self._intents)
+            effects.write_intents(tx, thread, seq, self._intents)  # type: ignore[arg-type]  # only a Thread is a Position
         # From here on the commit may be there whatever becomes of the call.
         thread._pending = self
 
@@ -147,6 +147,8 @@ class Staged:
         thread = self._thread
         named = tx.get(thread._name_key)
         if named is None:
+            if thread._token is not None:
+                self._check_early_lease(tx)
             number, token = records.create_thread(tx, thread._name, thread._name_key)
             return ThreadKeys(number), token
         raise StaleThread(
@@ -154,8 +156,21 @@ class Staged:
             " load() and decide again"
         )
 
+    def _check_early_lease(self, tx: Tx) -> None:
+        """A lease that was taken before there was a thread must still be the newest."""
+        from agentstore import leases
+
+        thread = self._thread
+        record = leases._newest(tx, thread)  # type: ignore[arg-type]  # only a Thread is a Position
+        newest = thread._token if record is None else record.token
+        if newest != thread._token:
+            raise Fenced(
+                f"thread {shown(thread.id)}: the lease with fencing token {thread._token} was lost, the newest token is"
+                f" {newest}; nothing was written. Take the lease again and load()"
+            )
+
     def _check(self, raw: bytes | None) -> int:
-        """The fencing token of a head record that is not byte for byte the expected one, if it still allows the commit."""
+        """The fencing token of a head record that is not exactly the expected one, if it still allows the commit."""
         thread = self._thread
         if raw is None or (head := Head.decode(raw)).uuid != thread._uuid:
             raise ThreadGone(f"thread {shown(thread.id)} was deleted; take a new handle from store.thread()")
@@ -166,7 +181,7 @@ class Staged:
             )
         if head.seq != thread._seq or head.commit_id != thread._commit_id:
             raise StaleThread(
-                f"thread {shown(thread.id)}: the head is checkpoint {head.seq}, this handle stands on {thread._seq};"
+                f"thread {shown(thread.id)}: somebody moved the head, and this handle stands on {thread._seq};"
                 " nothing was written. load() and decide again"
             )
         return head.token
@@ -210,13 +225,12 @@ def encode_meta(step: int | None, status: str | None, metadata: dict[str, Any] |
         raise TypeError(f"step is an int or None, not {step!r}")
     if status is not None and status.__class__ is not str:
         raise TypeError(f"status is a str or None, not {status!r}")
-    if metadata is None:
-        return cbor.encode([step, status, None]), {}
-    if metadata.__class__ is not dict:
+    if not metadata and (status is None or status.isascii()):
+        return records.pack([step, status, None]), {}
+    if metadata is not None and metadata.__class__ is not dict:
         raise TypeError(f"metadata is a dict or None, not {type(metadata).__name__}")
-    kept = cbor.encode(metadata, ("metadata",))
-    head = cbor.encode([step, status, None])
-    return head[:-1] + kept, cbor.decode(kept)
+    kept = cbor.encode(metadata or None, ("metadata",))
+    return cbor.encode([step, status, None])[:-1] + kept, cbor.decode(kept) or {}
 
 
 def written_nothing(error: BaseException) -> bool:

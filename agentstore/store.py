@@ -51,8 +51,8 @@ class Store:
     ) -> Store:
         """Open the store in the directory `path`; recover it first if it was not closed.
 
-        `create`: make it if there is nothing. `readonly`: no commits. `background`: fold the log and take snapshots in a
-        daemon thread, otherwise commits do it now and then. A second open in one process shares the first.
+        `create`: make it if there is nothing. `readonly`: no commits. `background`: fold the log and take snapshots
+        in a daemon thread, otherwise commits do it now and then. A second open in one process shares the first.
 
         `NotAStore`, `StoreNotFound`, `FormatTooNew`, `StoreAlreadyOpen`, `StoreInUse`, `RecoveryNeeded`,
         `UnsupportedPlatform`, `StorePermissionError`, `CorruptionError`. O(log to replay), at most about a second.
@@ -74,7 +74,7 @@ class Store:
         return self._engine.readonly
 
     def close(self) -> None:
-        """Fold the log and let go of the directory. Idempotent; what is confirmed is safe without it. O(log to fold)."""
+        """Fold the log and let go of the directory. Idempotent; what is confirmed is safe without it. O(log)."""
         with _registry_lock:
             if self._closed:
                 return
@@ -115,8 +115,9 @@ class Store:
     ) -> Iterator[str]:
         """Ids of the threads that begin with `prefix`: by name, or with ``order="created"`` the newest first.
 
-        Lazy: pages of `PAGE_THREADS` are read as they are needed, so threads that come or go meanwhile may or may not be
-        there. O(ids returned); with ``order="created"`` and a prefix, O(threads created since the oldest one returned).
+        Lazy: pages of `PAGE_THREADS` are read as they are needed, so threads that come or go meanwhile may or may not
+        be there. O(ids returned); with ``order="created"`` and a prefix, O(threads created since the oldest one
+        returned).
 
         >>> from agentstore import Set
         >>> from agentstore.testing.scratch import scratch_store
@@ -136,7 +137,8 @@ class Store:
         return _first(found, limit)
 
     def _by_name(self, prefix: bytes) -> Iterator[str]:
-        # A long name's key has the first bytes and a hash: those that share them sort by hash, and are put in order here.
+        # A long name's key has the first bytes and a hash: those that share them sort by hash, and are put in order
+        # here.
         low = records.NAMES + b"\x30" + records.cut_name(prefix).replace(b"\0", b"\0\xff")
         high = low + b"\xff\xff"
         while True:
@@ -183,8 +185,8 @@ class Store:
     def check(self) -> list[str]:
         """Every invariant of the store that does not hold, as a sentence each; empty if all is well.
 
-        Reads everything: all records, every state of every checkpoint against its checksum, both ways of every index, the engine's
-        log and files. Never raises for damage. O(store). Meant for a store at rest or in use.
+        Reads everything: all records, every state of every checkpoint against its checksum, both ways of every index,
+        the engine's log and files. Never raises for damage. O(store). Meant for a store at rest or in use.
         """
         return checking.problems(self._engine)
 
@@ -201,7 +203,7 @@ class Store:
 
 
 def _page(pairs: Iterator[tuple[bytes, bytes]]) -> tuple[list[bytes], bytes]:
-    """Names of at least `PAGE_THREADS` entries, whole groups of one long prefix; the key to go on at, empty at the end."""
+    """Names of some `PAGE_THREADS` entries, whole groups of one long prefix; the key to go on at, empty at the end."""
     names: list[bytes] = []
     cut = b""
     for key, value in pairs:

@@ -12,7 +12,6 @@ from agentstore.engine.api import Tx
 from agentstore.errors import CheckpointNotFound, Fenced, StaleThread, ThreadExists, ThreadGone, ThreadNotFound
 from agentstore.position import BODY_BYTES_MAX, Position
 from agentstore.records import ThreadKeys, int_part, shown
-from agentstore.staging import Staged
 
 if TYPE_CHECKING:
     from agentstore.effect_views import EffectView
@@ -26,9 +25,10 @@ NOTE_BYTES_MAX: Final = 4096
 class Thread(Position):
     """One agent run, by its id. Made by `Store.thread`.
 
-    A handle stands on a checkpoint (the head as it was at the handle's first use, `load` or commit) and commits on top of
-    it: if somebody else moved the head, the commit raises `StaleThread` and writes nothing. **Not thread-safe**: one handle
-    for each thread of execution, as many handles as you like. It holds no resources and needs no closing.
+    A handle stands on a checkpoint (the head as it was at the handle's first use, `load` or commit) and commits on
+    top of it: if somebody else moved the head, the commit raises `StaleThread` and writes nothing. **Not
+    thread-safe**: one handle for each thread of execution, as many handles as you like. It holds no resources and
+    needs no closing.
 
     >>> from agentstore import Append, Set
     >>> from agentstore.testing.scratch import scratch_store
@@ -60,8 +60,8 @@ class Thread(Position):
         this decision starts at once, see `effect`.
 
         `StaleThread`, `ThreadGone`, `Fenced`, `InvalidChange`, `UnencodableState`, `LimitExceeded`, `DiskFull`,
-        `ReadOnlyStore`: nothing was written. `CommitUnknown`, `StoreFailed`: it may have been; `load` says (see `recovered`).
-        O(change) and one fdatasync that concurrent commits share.
+        `ReadOnlyStore`: nothing was written. `CommitUnknown`, `StoreFailed`: it may have been; `load` says (see
+        `recovered`). O(change) and one fdatasync that concurrent commits share.
 
         >>> from agentstore import Append
         >>> from agentstore.testing.scratch import scratch_store
@@ -87,7 +87,7 @@ class Thread(Position):
         metadata: dict[str, Any] | None = None,
         parent: int | None = None,
     ) -> Checkpoint:
-        """Make `state` the state; what differs is found by comparing encoded values, never objects, and only that is stored.
+        """Make `state` the state. Only what differs is stored: encoded values are compared, never objects.
 
         As `commit`, but O(size of the state): for callers who do not know what they changed.
 
@@ -107,12 +107,12 @@ class Thread(Position):
     def load(self, at: int | None = None) -> dict[str, Any]:
         """The state as a fresh dict of plain values, every field compared with its checksum.
 
-        Without `at`: of the head, and the handle moves there; after `StaleThread`, `CommitUnknown` or an interruption this is the
-        way out (then by a transaction, which also finishes what a dead writer left), and `recovered` says whether
-        the interrupted commit was written. With `at`: of that checkpoint; the handle stays where it is.
+        Without `at`: of the head, and the handle moves there; after `StaleThread`, `CommitUnknown` or an interruption
+        this is the way out (then by a transaction, which also finishes what a dead writer left), and `recovered` says
+        whether the interrupted commit was written. With `at`: of that checkpoint; the handle stays where it is.
 
-        `ThreadNotFound`, `ThreadGone`, `CheckpointNotFound`; `CorruptionError` names the thread, the checkpoint and the field.
-        O(size of the state), with the deltas since the nearest snapshot.
+        `ThreadNotFound`, `ThreadGone`, `CheckpointNotFound`; `CorruptionError` names the thread, the checkpoint and
+        the field. O(size of the state), with the deltas since the nearest snapshot.
 
         >>> from agentstore import Set
         >>> from agentstore.testing.scratch import scratch_store
@@ -131,7 +131,7 @@ class Thread(Position):
             found = self._find(snap)
             if found is None:
                 self._pending = None
-                raise ThreadNotFound(f"{self._where} does not exist: it has no checkpoint yet")
+                raise ThreadNotFound(f"{self._where} has no checkpoint yet")
             keys, raw, head = found
             loaded = loading.load(snap, keys.prefix, head.seq, self._where)
             loading.verify(loaded, snap, keys.prefix, head.seq, self._where)
@@ -158,7 +158,8 @@ class Thread(Position):
     def history(self, limit: int | None = None, *, before: int | None = None) -> list[Checkpoint]:
         """The thread's checkpoints, newest first, those of all its branches (`Checkpoint.parent` links them).
 
-        At most `limit`, and only those with a seq below `before`. Empty if there is no such thread. O(checkpoints returned).
+        At most `limit`, and only those with a seq below `before`. Empty if there is no such thread. O(checkpoints
+        returned).
 
         >>> from agentstore import Set
         >>> from agentstore.testing.scratch import scratch_store
@@ -198,11 +199,12 @@ class Thread(Position):
     def fork(self, at: int | None = None, *, into: str) -> Thread:
         """Start the independent thread `into` with the state of checkpoint `at` (default: of the head); its handle.
 
-        Its first checkpoint has the reason ``"fork"``, the step and status of the one it comes from, and says so in its
-        metadata. Receipts of a decision that is still open there come along. Deleting either thread never hurts the other.
+        Its first checkpoint has the reason ``"fork"``, the step and status of the one it comes from, and says so in
+        its metadata. Receipts of a decision that is still open there come along. Deleting either thread never hurts
+        the other.
 
-        `ThreadExists`, `InvalidThreadId`, `CheckpointNotFound`, `ThreadNotFound`, `ThreadGone`, and what `commit` raises.
-        O(size of the state).
+        `ThreadExists`, `InvalidThreadId`, `CheckpointNotFound`, `ThreadNotFound`, `ThreadGone`, and what `commit`
+        raises. O(size of the state).
 
         >>> from agentstore import Append
         >>> from agentstore.testing.scratch import scratch_store
@@ -254,7 +256,8 @@ class Thread(Position):
     def pin(self, seq: int, note: str = "") -> None:
         """Keep checkpoint `seq` whatever retention says; a second pin replaces the note.
 
-        `note`: up to `NOTE_BYTES_MAX` bytes of text. `CheckpointNotFound`, `ThreadNotFound`, `ThreadGone`. O(1), one fdatasync.
+        `note`: up to `NOTE_BYTES_MAX` bytes of text. `CheckpointNotFound`, `ThreadNotFound`, `ThreadGone`. O(1), one
+        fdatasync.
 
         >>> from agentstore import Set
         >>> from agentstore.testing.scratch import scratch_store
@@ -300,11 +303,11 @@ class Thread(Position):
         return {seq: raw.decode("utf-8", "surrogatepass") for seq, raw in pairs}
 
     def delete(self) -> None:
-        """Delete the thread: its checkpoints, effects, leases and pins. Every handle of it gets `ThreadGone` from then on.
+        """Delete the thread with its checkpoints, effects, leases and pins. Its handles get `ThreadGone` from then on.
 
-        Its forks stay. The id is free again; a new thread of that name shares nothing with the old one. The disk space
-        is used again by later commits. `ThreadNotFound`, `ThreadGone`, `Fenced`. O(records), in several transactions if they are
-        many; the first makes the thread unreachable.
+        Its forks stay. The id is free again; a new thread of that name shares nothing with the old one. The disk
+        space is used again by later commits. `ThreadNotFound`, `ThreadGone`, `Fenced`. O(records), in several
+        transactions if they are many; the first makes the thread unreachable.
 
         >>> from agentstore import Set
         >>> from agentstore.testing.scratch import scratch_store
@@ -343,7 +346,10 @@ class Thread(Position):
         timeout_s: float = 60.0,
         **options: Any,
     ) -> Effect:
-        """The call `index` of a decision: permission to make it now, or its result. See `agentstore.effects.open_effect`."""
+        """The call `index` of a decision: permission to make it now, or its result.
+
+        See `agentstore.effects.open_effect`.
+        """
         from agentstore import effects
 
         return effects.open_effect(

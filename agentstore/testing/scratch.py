@@ -9,7 +9,7 @@ from agentstore.store import Store
 
 
 def scratch_store() -> Store:
-    """A new, empty store in a temporary directory, without background work; removed with the process, or once it is unused.
+    """A new, empty store in a temporary directory, without background work; removed once it is unused.
 
     >>> list(scratch_store().threads())
     []
