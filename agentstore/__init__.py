@@ -61,6 +61,7 @@ from agentstore.errors import (
     UnsupportedPlatform,
     UnsupportedRule,
 )
+from agentstore.leases import Lease
 from agentstore.records import REASONS
 from agentstore.rules import NotDone, Unknown, is_not_done, is_unknown
 from agentstore.store import Store
@@ -96,6 +97,7 @@ __all__ = [
     "IllegalTransition",
     "InvalidChange",
     "InvalidThreadId",
+    "Lease",
     "LeaseHeld",
     "LimitExceeded",
     "NotAStore",

@@ -146,6 +146,24 @@ class Thread(Position):
     # --- looking -----------------------------------------------------------------------
 
     @property
+    def decision(self) -> tuple[bytes, int] | None:
+        """The id of the newest decision on the line of the checkpoint that this handle stands on; None without one.
+
+        What `effect` takes as `decision` after a restart. In a fork a decision keeps the id that it had where it was
+        first confirmed. O(checkpoints since then).
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> thread = scratch_store().thread("t")
+        >>> cp = thread.commit(Set("step", 1), reason="decision")
+        >>> thread.decision == (cp.thread_uuid, 0)
+        True
+        """
+        from agentstore import effects
+
+        return effects.newest_decision(self)
+
+    @property
     def head(self) -> Checkpoint | None:
         """The checkpoint that this handle stands on: of its last `load` or commit, else the head at its first use.
 
