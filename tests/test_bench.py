@@ -64,9 +64,10 @@ def test_commit_scenario_measures_every_contender(tmp_path: Path) -> None:
     json.dumps(result)
     if result["syncs"] is not None:
         assert result["syncs"]["bare"]["fdatasync"] == 1
-        assert 0 < result["syncs"]["agentstore"]["fdatasync"] <= 1
+        # The background's own commits (a snapshot now and then) come on top of one sync a commit.
+        assert 0 < result["syncs"]["agentstore"]["fdatasync"] <= 1.05
         assert 0 < result["syncs"]["agentstore, 32 threads"]["fdatasync"] < 1
-        assert 0 < result["syncs"]["agentstore, 8 processes"]["fdatasync"] <= 1
+        assert 0 < result["syncs"]["agentstore, 8 processes"]["fdatasync"] <= 1.05
 
 
 def test_load_scenario_compares_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

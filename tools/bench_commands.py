@@ -13,7 +13,7 @@ from .bench import commit as commit_scenario
 from .bench import load as load_scenario
 from .bench import threads as threads_scenario
 from .options import JsonOutput
-from .output import console, print_json, print_table
+from .output import console, print_json, print_pairs, print_table
 
 Where = Annotated[str, typer.Option("--dir", metavar="DIR", help="Measure on this file system; cleaned up afterwards.")]
 
@@ -79,7 +79,7 @@ def _print_plain(result: dict[str, Any]) -> None:
     rows += [
         ("open after a kill with a full log, ms", opened["open_ms"]) for opened in result.get("open_after_kill", [])
     ]
-    print_table(["", ""], [(name.replace("_", " "), value) for name, value in rows], empty="")
+    print_pairs([(name.replace("_", " "), value) for name, value in rows])
 
 
 def _print_commit(result: dict[str, Any]) -> None:

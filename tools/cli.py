@@ -71,6 +71,8 @@ def ending_well(command: Callable[P, None]) -> Callable[P, None]:
         except AgentStoreError as error:
             sentence = visible(" ".join(str(error).split())) or type(error).__name__
             print(f"agentstore: {sentence}", file=sys.stderr)
+            for line in getattr(error, "details", "").splitlines():
+                print(f"    {visible(line)}", file=sys.stderr)
             raise typer.Exit(EXIT_NO if isinstance(error, _NO) else EXIT_FAILED) from error
         except BrokenPipeError:
             # `agentstore ls | head`: nobody reads on. Without this Python complains again when it flushes at exit.

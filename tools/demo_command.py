@@ -11,7 +11,7 @@ import typer
 
 from .demo.supervisor import Report, Start, run_demo
 from .options import JsonOutput
-from .output import console, print_json, print_table
+from .output import console, print_json, print_pairs, print_table
 
 
 def demo(
@@ -103,8 +103,7 @@ def _print_report(report: Report) -> None:
         if times
         else "none"
     )
-    print_table(
-        ["", ""],
+    print_pairs(
         [
             ("kills", f"{report.kills} of {report.kills_wanted} (seed {report.seed})"),
             ("trips booked", str(report.trips)),
@@ -112,8 +111,7 @@ def _print_report(report: Report) -> None:
             ("time recovering", spent),
             ("conversation", "as undisturbed" if report.same_conversation else "DIFFERENT from an undisturbed run"),
             ("store", "every invariant holds" if not report.store_problems else "; ".join(report.store_problems)),
-        ],
-        empty="",
+        ]
     )
     if report.ok:
         console().print("Nothing was done twice, nothing was lost.", style="bold green")

@@ -17,7 +17,7 @@ from agentstore.errors import ThreadNotFound
 from agentstore.events import Event, of_thread
 
 from .options import STORE_DEFAULT, JsonId, JsonOutput, StorePath, ThreadId, existing_store, thread_id_of
-from .output import console, print_json, print_table, printable, shortened, timestamp
+from .output import console, print_json, print_pairs, print_table, printable, shortened, timestamp
 from .plain import to_json
 
 EXIT_PROBLEMS = 1
@@ -194,7 +194,7 @@ def stats(store: StorePath = STORE_DEFAULT, json_output: JsonOutput = False) -> 
     if json_output:
         print_json(counted)
     else:
-        print_table(["", ""], [(name.replace("_", " "), value) for name, value in counted.items()], empty="")
+        print_pairs([(name.replace("_", " "), value) for name, value in counted.items()])
 
 
 COMMANDS = (ls, show, history, events, resolve, verify, stats)

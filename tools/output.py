@@ -67,6 +67,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     console().print(table, soft_wrap=False)
 
 
+def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
+    """Names with their values, one a line."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in pairs:
+        table.add_row(Text(printable(name), style="bold"), Text(cell(value)))
+    console().print(table, soft_wrap=False)
+
+
 def cell(value: object) -> str:
     """One value of a table: nothing for None, thousands separated, text escaped.
 

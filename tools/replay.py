@@ -239,4 +239,4 @@ class _Supervisor:
         if worker.killed:
             self._workers.append(self._start(worker.number))
         elif status != 0 or not worker.finished:
-            raise ReplayFailed(f"worker {worker.number} ended with status {status}: {told}")
+            raise ReplayFailed(f"worker {worker.number} ended with status {status}", told)

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .options import STORE_DEFAULT, JsonOutput, StorePath
-from .output import console, print_json, print_table, visible
+from .output import console, print_json, print_pairs, visible
 from .replay import Summary
 from .replay import replay as run_replay
 from .transcript import read_transcripts
@@ -49,8 +49,7 @@ def replay(
 
 
 def _print_summary(summary: Summary) -> None:
-    print_table(
-        ["", ""],
+    print_pairs(
         [
             ("transcripts equal to their thread", f"{summary.equal} of {summary.transcripts}"),
             ("messages", f"{summary.messages:,}"),
@@ -64,8 +63,7 @@ def _print_summary(summary: Summary) -> None:
                 f"{summary.requests:,} / {summary.executions:,} / {summary.duplicated}",
             ),
             ("seconds", f"{summary.seconds:.1f}"),
-        ],
-        empty="",
+        ]
     )
     for thread, different in summary.differences.items():
         console().print(f"DIFFERENT  {visible(thread)}: {visible(different)}", style="bold red")

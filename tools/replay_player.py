@@ -25,7 +25,11 @@ class CallWithoutIntent(AgentStoreError):
 
 
 class ReplayFailed(AgentStoreError):
-    """A transcript cannot be played on this store; the message says why."""
+    """A transcript cannot be played on this store; the message says why. `details`: what a worker said at its end."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 def recorded_calls(message: Message) -> list[RecordedCall]:
@@ -56,7 +60,14 @@ class Player:
         self.tools = [self._tool(name, number) for number, name in enumerate(self._names())]
         fallback = Tool(self.call_tool, name="malformed call", recovery="replay", raw=True)
         # window=list: the model is shown the stored messages and nothing else, its position is their number.
-        self.agent = Agent(model=self._model, tools=self.tools, fallback=fallback, window=list, on_event=on_event)
+        self.agent = Agent(
+            model=self._model,
+            tools=self.tools,
+            fallback=fallback,
+            window=list,
+            on_event=on_event,
+            max_steps=len(transcript.messages) + 1,
+        )
 
     def run(self) -> None:
         """Play on to the end. Raises `LeaseHeld` if another worker plays this thread now."""

@@ -19,15 +19,15 @@ class Writer:
     """One writer process, standing ready. `go` lets it work, `result` waits for what it did."""
 
     def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [*WRITER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+        self._process = subprocess.Popen([*WRITER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
-        if self._out.read(6) != b"ready\n":
+        said = self._out.readline()
+        if said != b"ready\n":
             self._process.kill()
-            raise RuntimeError(f"the writer {' '.join(arguments)} did not come up: status {self._process.wait()}")
+            status = self._process.wait()
+            raise RuntimeError(f"the writer {' '.join(arguments)} did not come up: status {status}, it said {said!r}")
 
     def go(self) -> None:
         self._in.write(b"\n")
@@ -35,7 +35,7 @@ class Writer:
 
     def result(self) -> dict[str, Any]:
         """What it printed; RuntimeError if it failed."""
-        text = self._out.read() or b""
+        text = self._out.read()
         self._out.close()
         status = self._process.wait()
         if status != 0:

@@ -36,7 +36,11 @@ TRIPS_MAX = 1000
 
 
 class DemoFailed(AgentStoreError):
-    """A worker ended by itself with an error, or hung."""
+    """A worker ended by itself with an error, or hung. `details`: what it wrote on its standard error."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 @dataclass(slots=True)
@@ -176,7 +180,7 @@ def _start_worker(start: Start, store: str, world: str, trips: int, death: Death
         errors.seek(0)
         told = errors.read().decode("utf-8", "replace").strip()
         how = f"hung for {WORKER_S_MAX:.0f} s" if hung.is_set() else f"ended with status {status}"
-        raise DemoFailed(f"the worker {how}; planned was: {death.label}. It said: {told}")
+        raise DemoFailed(f"the worker {how}; planned was: {death.label}", told)
 
 
 def _listen(worker: subprocess.Popen[bytes], start: Start, death: Death) -> bool:
