@@ -289,8 +289,8 @@ class Effect:
         if _says_the_same(before, mine):
             return staged.confirmed(confirmed.lsn)
         raise EffectDuplicate(
-            f"{self._what} has a receipt with another result, from attempt {before.attempt}: its tool was called twice. "
-            "The first result counts (see .result); this one is kept as a duplicate, its changes were not committed",
+            f"{self._what} has a receipt with another result, from attempt {before.attempt}: the tool was called twice."
+            " The first result counts (see .result); this one is kept as a duplicate, its changes were not committed",
             result=None if before.outcome != "result" else unpack(before.result),
         )
 

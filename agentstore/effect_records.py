@@ -18,10 +18,11 @@ thread is. (One record that is rewritten in place costs a scan of everything tha
 bytes (`agentstore.clock.Owner`), times are microseconds since 1970 UTC, deadlines
 nanoseconds on the boot clock of the owner's boot.
 
+>>> from agentstore.codec.cbor import canonical
 >>> identity = Identity(bytes(16), 3, 0, 0)
 >>> key, call_hash = hash_call(identity, "charge", canonical({"amount": 5}))
 >>> key.hex()[:16], key == hash_call(identity._replace(generation=1), "charge", canonical({"amount": 5}))[0]
-('f4cf38cae3ecb1ee', False)
+('41382582c9477569', False)
 """
 
 from __future__ import annotations

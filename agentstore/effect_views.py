@@ -1,4 +1,4 @@
-"""Effects as they are looked at: lists for recovery and for people, the index of receipts, the invariants.
+"""Effects as they are looked at: lists for recovery and for people, and the index of receipts.
 
 Nothing here changes anything; all of it works on one snapshot.
 """
@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from agentstore import leases, ledger
+from agentstore import ledger
 from agentstore.clock import NS_PER_S, Owner
 from agentstore.codec.cbor import canonical
+from agentstore.effect_checks import check
 from agentstore.effect_records import (
     Identity,
     Intent,
@@ -35,6 +36,18 @@ from agentstore.rules import Unknown
 
 if TYPE_CHECKING:
     from agentstore.thread import Thread
+
+__all__ = [
+    "EffectView",
+    "check",
+    "check_call",
+    "describe",
+    "find_receipts",
+    "finished_effects",
+    "list_effects",
+    "open_effects",
+    "result_of",
+]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -232,48 +245,6 @@ def finished_effects(reader: Reader, prefix: bytes) -> Iterator[tuple[Identity, 
         last, count = (identity, *decode_pair(data)), 0
     if last is not None:
         yield (*last, count)
-
-
-def check(reader: Reader, prefix: bytes, token: int, name: str) -> list[str]:
-    """Every invariant of a thread's effects and lease that does not hold, as sentences. O(effects).
-
-    `token` is the fencing token of the thread's head. Damaged records are reported, not raised.
-    """
-    where = f"thread {shown(name)}"
-    problems = leases.check(reader, prefix, token, name)
-    indexed: set[tuple[bytes, Identity]] = set()
-    space = index_space(prefix)
-    for key, _ in reader.scan(space, keys.end_of(space)):
-        call_hash, *parts = keys.decode(key[len(space) :])
-        indexed.add((call_hash, Identity(*parts)))  # type: ignore[arg-type]  # the types it was written with
-    finished: set[Identity] = set()
-    try:
-        for identity, intent, receipt, _ in finished_effects(reader, prefix):
-            finished.add(identity)
-            problems += _check_call(where, identity, intent, max(intent.token, receipt.token), token)
-            if (intent.call_hash, identity) not in indexed:
-                problems.append(
-                    f"{where}: the receipt of {identity} ({intent.tool}) is missing in the index of receipts"
-                )
-            indexed.discard((intent.call_hash, identity))
-        problems.extend(f"{where}: the index of receipts names {identity}, which has none" for _, identity in indexed)
-        for identity, intent in open_effects(reader, prefix):
-            problems += _check_call(where, identity, intent, intent.token, token)
-            if identity in finished:
-                problems.append(f"{where}: {identity} ({intent.tool}) has a receipt and an open intent")
-    except CorruptionError as error:
-        problems.append(f"{where}: {error}")
-    return problems
-
-
-def _check_call(where: str, identity: Identity, intent: Intent, used_token: int, token: int) -> list[str]:
-    problems = []
-    key, call_hash = hash_call(identity, intent.tool, canonical(unpack(intent.arguments)))
-    if (key, call_hash) != (intent.key, intent.call_hash):
-        problems.append(f"{where}: the key of {identity} ({intent.tool}) does not belong to its tool and arguments")
-    if used_token > token:
-        problems.append(f"{where}: {identity} was written under fencing token {used_token}, above the thread's {token}")
-    return problems
 
 
 def describe(thread: Thread, identity: Identity, tool: str) -> str:

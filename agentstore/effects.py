@@ -141,6 +141,19 @@ def open_effect(
     doubt whose rule is `query`, `skip` or `ask`; EffectConflict for another tool or other arguments under the same
     identity; Fenced, ThreadNotFound, ThreadGone, UnencodableState, UnsupportedRule. At most one transaction; none if a
     receipt or the decision's own intent is there. O(size of the arguments).
+
+    >>> from agentstore import Append
+    >>> from agentstore.testing.scratch import scratch_store
+    >>> thread = scratch_store().thread("user-42:report-7")
+    >>> cp = thread.commit(Append("history", {"role": "assistant", "content": None}), reason="decision")
+    >>> charge = {"decision": cp, "index": 0, "tool": "charge", "arguments": {"amount": 5}, "rule": "query"}
+    >>> effect = open_effect(thread, **charge)
+    >>> effect.done, effect.attempt, len(effect.key)
+    (False, 1, 64)
+    >>> effect.receipt({"id": "ch_1"}, Append("history", {"role": "tool", "content": "ch_1"}), step=2)
+    Checkpoint('user-42:report-7', seq=1, parent=0, reason='tool_result', lsn=3)
+    >>> open_effect(thread, **charge).result                  # in whatever process: the tool is not called again
+    {'id': 'ch_1'}
     """
     check_rule(rule)
     check_call(index, tool, timeout_s, generation)

@@ -120,6 +120,16 @@ def of_thread(thread: Thread) -> list[Event]:
 
     Of an intent whose call was attempted again, the newest attempt is there; the ones before are told by their
     ``retry`` and ``takeover`` events. Raises ThreadNotFound for a thread without a checkpoint.
+
+    >>> from agentstore import EffectCall, Set
+    >>> from agentstore.testing.scratch import scratch_store
+    >>> thread = scratch_store().thread("t")
+    >>> calls = [EffectCall(0, "charge", {"amount": 5}, rule="replay")]
+    >>> cp = thread.commit(Set("step", 1), reason="decision", intents=calls)
+    >>> effect = thread.effect(decision=cp, index=0, tool="charge", arguments={"amount": 5}, rule="replay")
+    >>> cp = effect.receipt("ch_1", Set("step", 2))
+    >>> [(event.kind, event.tool, event.what) for event in of_thread(thread)]
+    [('decision', '', 'decision'), ('intent', 'charge', 'rule replay'), ('receipt', 'charge', 'result (call)')]
     """
     with thread._store._engine.read() as snap:
         prefix = located(snap, thread)[0]

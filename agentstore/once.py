@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOT_GIVEN: Final = object()
+"""Stands for a `happened` that was not given: None is a result."""
+
 NAME_BYTES_MAX: Final = 4096
 """Longest name of a call, in bytes of UTF-8."""
 NAME_KEY_BYTES_MAX: Final = 400
@@ -66,6 +69,7 @@ def once(
     rule: str = "ask",
     query: Callable[[str], Any] | None = None,
     timeout_s: float = TIMEOUT_S_DEFAULT,
+    happened: Any = NOT_GIVEN,
 ) -> T:
     """Call `fn` so that its result is recorded once under `name`: what `Store.once` does.
 
@@ -76,11 +80,23 @@ def once(
 
     If a call was started and has no receipt: EffectInFlight while its caller may be alive, then by `rule`:
     ``read`` and ``replay`` call `fn` again with the same key; ``query`` asks ``query(key)`` for the result, `NotDone`
-    (then `fn` is called) or `Unknown`; ``skip`` and ``ask`` raise EffectInDoubt, until `resolve` says what happened.
+    (then `fn` is called) or `Unknown`; ``skip`` and ``ask`` raise EffectInDoubt. A person who found out answers with
+    `happened`, in the place of a query: the result, which is recorded and returned, or `NotDone`: then `fn` is called.
 
     An exception of `fn` is raised as it is and leaves the call in doubt. Raises EffectConflict for a `name` that was
     used with other arguments, TypeError if `fn` does not take them, UnencodableState (of the result: `fn` was called,
     and the call is in doubt), UnsupportedRule. Two transactions, one if the result is there.
+
+    >>> from agentstore.testing.scratch import scratch_store
+    >>> store = scratch_store()
+    >>> def charge(amount, key):
+    ...     print("charging", amount)
+    ...     return {"charge": "ch_1"}
+    >>> store.once("invoice-991", charge, arguments={"amount": 5})
+    charging 5
+    {'charge': 'ch_1'}
+    >>> store.once("invoice-991", charge, arguments={"amount": 5})
+    {'charge': 'ch_1'}
     """
     check_rule(rule)
     if rule == "query" and query is None:
@@ -94,13 +110,13 @@ def once(
     passed = _passed(fn, given, call.key.hex())
     begun = _begin(call, fresh)
     action = begun.ruling.action
-    if action is Action.QUERY:
-        assert query is not None
+    if action in _WAITS_FOR_ANSWER and (happened is not NOT_GIVEN or action is Action.QUERY):
         assert begun.intent is not None
-        answer = query(call.key.hex())
+        source = "query" if happened is NOT_GIVEN else "person"
+        answer = happened if query is None or source == "person" else query(call.key.hex())
         action = decide_answer(answer).action
         if action is Action.RECORD:
-            return cast(T, _recorded(call, _finish(call, begun.intent, answer, "query")[0]))
+            return cast(T, _recorded(call, _finish(call, begun.intent, answer, source)[0]))
         if action is Action.CALL:
             begun = begun._replace(intent=_again(call, begun.intent, fresh))
     if action is Action.RETURN:
@@ -114,11 +130,14 @@ def once(
         )
     if action is not Action.CALL:
         raise EffectInDoubt(
-            f"{call} is in doubt: {begun.standing.why}. Find out whether it happened, then "
-            f"store.resolve_once({name!r}, happened=its result, or NotDone to have it called again)",
+            f"{call} is in doubt: {begun.standing.why}. Find out whether it happened, then call once() with "
+            "happened=its result, or happened=NotDone to have it called again",
             rule=begun.rule,
         )
     return _run(call, begun.intent, fn, passed)
+
+
+_WAITS_FOR_ANSWER: Final = (Action.QUERY, Action.SKIP, Action.ASK)
 
 
 def resolve(store: Store, name: str, happened: Any) -> None:
