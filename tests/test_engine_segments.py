@@ -37,13 +37,15 @@ class Interrupted(Files):
 
 
 def header(number: int, *, first_lsn: int) -> Header:
-    return Header(UUID, SEGMENT_BYTES, number, 1000 + number, first_lsn, number - 1, 999 + number, first_lsn - 1, FRAMES_AT)
+    return Header(
+        UUID, SEGMENT_BYTES, number, 1000 + number, first_lsn, number - 1, 999 + number, first_lsn - 1, FRAMES_AT
+    )
 
 
 def filled(files: Files, directory: Path, count: int) -> tuple[Segments, list[int]]:
     """Segments 1 to `count`, each with a frame of its own number as LSN."""
     segments = Segments(files, str(directory), UUID)
-    made = []
+    made: list[int] = []
     for number in range(1, count + 1):
         file = segments.take(SEGMENT_BYTES, 0, made[-1] if made else 0)
         segments.write_header(file, header(number, first_lsn=number))
@@ -68,7 +70,7 @@ def test_a_segment_is_not_closed_under_a_thread_that_reads_it(tmp_path: Path) ->
 
 
 def test_who_counts_the_log_does_not_mind_that_a_roller_gives_a_segment_up(tmp_path: Path) -> None:
-    """`live_bytes` found a header, and by the time it read the segment another process had unlinked it: CorruptionError."""
+    """`live_bytes` found a header, and when it read the segment another process had unlinked it: CorruptionError."""
     files = Interrupted()
     segments, made = filled(files, tmp_path, 5)
     segments.close()

@@ -20,7 +20,7 @@ from agentstore.engine.files import Files, default_files
 from agentstore.engine.fold import WAL_SOFT_BYTES, Folder
 from agentstore.engine.gate import Gate
 from agentstore.engine.lmdbfile import MAP_BYTES, allow_reopening, translate_lmdb
-from agentstore.engine.opening import Opening, close_store, open_frozen
+from agentstore.engine.opening import Opening, close_store, on_read_only_file_system, open_frozen
 from agentstore.engine.parts import JOB_LOCK, Parts
 from agentstore.engine.sync import Syncer
 from agentstore.engine.view import FrozenView, View
@@ -61,6 +61,10 @@ class Reading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(self._engine._gone, ForkedStore):
+            # Left in a child that was forked inside: the readers' slots are the parent's, which still reads.
+            _keep_for_ever(self._view)
+            return
         self._view.end()
         self._engine._gate.leave()
         if isinstance(error, StoreFailed):
@@ -117,7 +121,7 @@ class EmbeddedEngine:
             if shared is not None:
                 return shared
             engine = cls(path, (0, 0), files, options)
-            if readonly and files.exists(path) and files.read_only_file_system(path):
+            if readonly and on_read_only_file_system(files, path):
                 engine._open_frozen()
             else:
                 engine._open(create=create and not readonly, map_bytes=map_bytes)
@@ -414,6 +418,6 @@ class EmbeddedEngine:
         self._parts.fold_lock.close()
 
 
-def _keep_for_ever(environment: Any) -> None:
+def _keep_for_ever(inherited: Any) -> None:
     """Not even the end of the interpreter may deallocate it: that would close it."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))

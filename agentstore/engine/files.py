@@ -118,7 +118,12 @@ class Files:
     # --- names -----------------------------------------------------------------------
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        """False only if it is known not to be there: what may not be looked at, or cannot be read, is an `OSError`."""
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)

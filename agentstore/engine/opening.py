@@ -45,7 +45,6 @@ from agentstore.errors import (
     StoreFailed,
     StoreInUse,
     StoreNotFound,
-    StorePermissionError,
     UnsupportedPlatform,
 )
 
@@ -87,7 +86,7 @@ class Opening:
             self._check_directory()
             fd = self._files.open(self._name(LOCK), os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise self._typed(error) from error
+            raise typed(error, self._path) from error
         try:
             while True:
                 opened = self._try(fd)
@@ -96,7 +95,7 @@ class Opening:
                 time.sleep(random.uniform(*JOIN_WAIT_S))
         except OSError as error:
             self._files.close(fd)
-            raise self._typed(error) from error
+            raise typed(error, self._path) from error
         except lmdb.Error as error:
             self._files.close(fd)
             raise translate_lmdb(error, self._path) from error
@@ -104,29 +103,20 @@ class Opening:
             self._files.close(fd)
             raise
 
-    def _typed(self, error: OSError) -> Exception:
-        typed = translate(error, f"the store {self._path}")
-        if typed is not None:
-            return typed
-        if error.errno in (errno.EIO, errno.ENXIO):
-            return StoreFailed(
-                f"the disk failed while {self._path} was opened: {error}; nothing was changed, look at the disk, "
-                "then open it again"
-            )
-        return error
-
     def _check_directory(self) -> None:
         """Refuse what is not ours before anything is touched; make what is missing."""
         files, path = self._files, self._path
         if files.exists(path) and not files.is_directory(path):
             raise NotAStore(f"{path} is not a directory")
+        check_file_system(files, path)
         if not files.exists(path):
             if not self._create:
                 raise StoreNotFound(f"there is no store at {path}")
             self._make_directories(path)
-        check_file_system(files, path)
         names = files.names(path)
         if FORMAT in names:
+            # Before the lock file is made: somebody else's directory may have a file of this name, too.
+            self._check_format(names)
             return
         strangers = [name for name in names if name not in OWN_NAMES]
         if strangers:
@@ -135,6 +125,16 @@ class Opening:
             )
         if not self._create:
             raise StoreNotFound(f"there is no store at {path}" + (" (its creation was interrupted)" if names else ""))
+
+    def _check_format(self, names: list[str]) -> None:
+        try:
+            read_format(self._files, self._name(FORMAT))
+        except NotAStore as error:
+            if BASE in names:
+                raise CorruptionError(
+                    f"{self._name(FORMAT)} is damaged; keep a copy of the directory, then run 'agentstore verify'"
+                ) from error
+            raise
 
     def _make_directories(self, path: str) -> None:
         parent = os.path.dirname(path)
@@ -350,18 +350,43 @@ def check_file_system(files: Files, path: str) -> None:
         )
 
 
+def typed(error: OSError, path: str) -> Exception:
+    """The error of this library for what the system said while the store at `path` was opened, if there is one."""
+    known = translate(error, f"the store {path}")
+    if known is not None:
+        return known
+    if error.errno in (errno.EIO, errno.ENXIO):
+        return StoreFailed(
+            f"the disk failed while {path} was opened: {error}; nothing was changed, look at the disk, "
+            "then open it again"
+        )
+    return error
+
+
+def on_read_only_file_system(files: Files, path: str) -> bool:
+    """Whether `path` is there and nobody can write to it, whatever the rights."""
+    try:
+        return files.exists(path) and files.read_only_file_system(path)
+    except OSError:
+        return False  # the open itself meets the same error, and says what it means
+
+
 def open_frozen(files: Files, path: str) -> tuple[Base, bytes]:
     """The base of a cleanly closed store on a read-only file system; RecoveryNeeded if its log holds anything."""
+    try:
+        return _open_frozen(files, path)
+    except OSError as error:
+        raise typed(error, path) from error
+
+
+def _open_frozen(files: Files, path: str) -> tuple[Base, bytes]:
     if not files.exists(os.path.join(path, FORMAT)):
         raise StoreNotFound(f"there is no store at {path}")
-    try:
-        uuid = read_format(files, os.path.join(path, FORMAT))
-        if any(name.endswith(".seg") for name in files.names(os.path.join(path, WAL))):
-            raise RecoveryNeeded(
-                f"the store {path} was not closed, and its file system is read-only: mount it writable and open it once"
-            )
-    except PermissionError as error:
-        raise StorePermissionError(f"no permission to read the store {path}: {error.strerror}") from error
+    uuid = read_format(files, os.path.join(path, FORMAT))
+    if any(name.endswith(".seg") for name in files.names(os.path.join(path, WAL))):
+        raise RecoveryNeeded(
+            f"the store {path} was not closed, and its file system is read-only: mount it writable and open it once"
+        )
     file = os.path.join(path, BASE)
     findings = damage_of(file) if files.exists(file) else [f"{file} is missing from the store"]
     if findings:
@@ -384,9 +409,13 @@ def close_store(files: Files, lock: int, path: str, uuid: bytes) -> None:
 
 
 def _clear(files: Files, path: str, uuid: bytes) -> None:
-    if not files.exists(os.path.join(path, FORMAT)):
-        return  # the directory was removed while it was open
-    control = Control(files, os.path.join(path, CONTROL))
+    try:
+        if not files.exists(os.path.join(path, FORMAT)):
+            return  # the directory was removed while it was open
+        control = Control(files, os.path.join(path, CONTROL))
+    except OSError as error:
+        logger.warning("the store %s was closed without clearing its log: %s", path, error)
+        return
     words = control.words
     segments = Segments(files, os.path.join(path, WAL), uuid)
     base: Base | None = None

@@ -1,0 +1,1 @@
+"""Processes to crash: what several test files need."""
