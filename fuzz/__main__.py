@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections import Counter
 from typing import Annotated
 
 import typer
@@ -21,6 +22,10 @@ def spread(seconds: list[float]) -> str:
     if not seconds:
         return "none"
     return f"{len(seconds)}, median {statistics.median(seconds) * 1e3:.0f} ms, longest {max(seconds) * 1e3:.0f} ms"
+
+
+def listed(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
 @app.command()
@@ -60,7 +65,7 @@ def kill(
         )
     else:
         typer.echo(
-            f"{tally.kills} kills ({', '.join(f'{count} {kind}' for kind, count in sorted(tally.kinds.items()))}), "
+            f"{tally.kills} kills ({listed(tally.kinds)}), "
             f"{tally.killed} processes killed, {tally.stores} stores\n"
             f"{tally.confirmed} commits acknowledged: all there, byte for byte, nothing else\n"
             f"reopens with recovery: {spread(tally.open_s)}; joins beside writers: {spread(tally.join_s)}; "
@@ -78,7 +83,7 @@ def powercut(
     fs: Annotated[str, typer.Option(help="ext4 or xfs.")] = "ext4",
     as_json: JsonOption = False,
 ) -> None:
-    """Cut the power of a real file system at random moments; everything acknowledged must be there, and nothing else."""
+    """Cut the power of a real file system at random; everything acknowledged must be there, and nothing else."""
     from agentstore.testing.loopdisk import MKFS, why_not
     from fuzz.powercut import run
 
@@ -114,7 +119,7 @@ def powercut(
         )
     else:
         typer.echo(
-            f"{tally.cycles} power cuts of {fs} ({', '.join(f'{count} {kind}' for kind, count in sorted(tally.kinds.items()))}), "
+            f"{tally.cycles} power cuts of {fs} ({listed(tally.kinds)}), "
             f"{tally.cuts - tally.cycles} more during recovery and after a write, {tally.stores} stores\n"
             f"{tally.confirmed} commits acknowledged: all there, byte for byte, nothing else; "
             f"{tally.unconfirmed} steps asked for and not confirmed were lost\n"

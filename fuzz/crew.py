@@ -38,7 +38,7 @@ def adopt_orphans() -> None:
 
 
 def fork(fn: Callable[[], int], group: int | None = None) -> int:
-    """Run `fn` in a forked process of the process group `group` (0: its own, None: ours); its result is its exit status."""
+    """Run `fn` in a forked process; its result is the exit status. `group`: process group (0: its own, None: ours)."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -94,8 +94,12 @@ class Crew:
         self.rng = rng
         self._seed = seed
         self._models = models
-        self._disk_may_fail = disk_may_fail
+        self.disk_may_fail = disk_may_fail
         self._group = 0
+        self._log: int | None = None
+        if disk_may_fail:
+            # What they say of a disk that is gone interests only who looks for a fault.
+            self._log = os.open(f"{diaries}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.workers: dict[int, Job] = {}
         """Of those that were started here and not seen dead, by pid."""
         self.open_s: list[float] = []
@@ -106,18 +110,23 @@ class Crew:
     # --- the living ------------------------------------------------------------------
 
     def job(self, writer: str, threads: int = 1) -> Job:
-        return Job(self.store, self.diaries, writer, self._seed, threads, self._disk_may_fail)
+        return Job(self.store, self.diaries, writer, self._seed, threads, self.disk_may_fail)
 
     def start(self, writer: str, threads: int = 1) -> int:
         """Start a process that writes."""
         job = self.job(writer, threads)
         if not any(alive(pid) for pid in self.workers):
             self._group = 0
-        pid = fork(lambda: run(job), self._group)
+        pid = fork(lambda: self._run(job), self._group)
         if not self._group:
             self._group = pid
         self.workers[pid] = job
         return pid
+
+    def _run(self, job: Job) -> int:
+        if self._log is not None:
+            os.dup2(self._log, 2)
+        return run(job)
 
     def children(self) -> list[int]:
         """Pids of living processes that workers forked."""
@@ -203,7 +212,7 @@ class Crew:
                 break
             job = self.workers.pop(pid, None)
             code = os.waitstatus_to_exitcode(status)
-            if code not in (0, -signal.SIGKILL) and not self._disk_may_fail:
+            if code not in (0, -signal.SIGKILL) and not self.disk_may_fail:
                 raise Wrong(f"process {pid} ({job or 'a forked child'}) ended with status {code}")
             if code > 0 and self._gave_up_wrongly(job):
                 raise Wrong(f"process {pid} ({job or 'a forked child'}) gave up: its diary says why")

@@ -71,7 +71,9 @@ class PowerCuts:
             try:
                 self._one_store(crew, cycles)
             except BaseException:
+                crew.disk_may_fail = True  # no more questions
                 crew.kill_all()
+                self._disk.replug()
                 raise
             shutil.rmtree(store)
             shutil.rmtree(diaries)
@@ -81,8 +83,10 @@ class PowerCuts:
         if self.rng.random() < 0.7:
             self._cycle(crew, "creating", self._create)
         while tally.cycles < cycles:
-            kind = "closing" if self.rng.random() < 0.15 else "writing"
-            self._cycle(crew, kind, lambda: self._write(crew, closing=kind == "closing"))
+            if self.rng.random() < 0.15:
+                self._cycle(crew, "closing", lambda: self._write(crew, closing=True))
+            else:
+                self._cycle(crew, "writing", lambda: self._write(crew, closing=False))
             if self.rng.random() < 1 / CUTS_PER_STORE:
                 break
         crew.check(closes=True)
@@ -165,8 +169,8 @@ def run(cycles: int, kind: str, seed: int) -> Tally:
             try:
                 cuts.run(cycles)
             except Wrong as wrong:
-                kept = os.path.join(directory, "store")
-                shutil.copytree(disk.directory, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+                kept = os.path.join(directory, "disk")
+                shutil.copytree(disk.directory, kept)
                 raise Wrong(f"after cut {cuts.tally.cuts}, a copy of the disk in {kept}: {wrong}") from wrong
     except Wrong:
         raise

@@ -21,7 +21,9 @@ class Diary:
 
     def __init__(self, directory: str, writer: str) -> None:
         self.writer = writer
-        self._fd = os.open(os.path.join(directory, writer), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(
+            os.path.join(directory, writer), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         self._line(f"p {os.getpid()}")
 
     def _line(self, text: str) -> None:

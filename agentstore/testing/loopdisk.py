@@ -134,7 +134,7 @@ class LoopDisk:
         self.plug(*options)
 
     def cut_power(self) -> None:
-        """Nothing reaches the disk from here on, not even the journal; every system call that needs it fails with EIO."""
+        """Nothing reaches the disk from here on, not even the journal; what needs it fails with EIO."""
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(fd, SHUTDOWN, struct.pack("<I", WITHOUT_FLUSHING_THE_JOURNAL))

@@ -3,7 +3,7 @@
 Each writer is a thread that takes its steps (`workload`) and keeps its diary (`acknowledged`). Between the steps it
 reads what the others confirmed, gives transactions up, folds, and closes and opens the store.
 
-SIGTERM ends a process in order; on SIGUSR1 it forks: the child opens the store anew and goes on with a writer of its own.
+SIGTERM ends a process in order; on SIGUSR1 it forks: the child opens the store anew and has a writer of its own.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Writer:
         promised = read_diary(self._job.diaries, self._job.writer)
         if not promised.confirmed <= self._step <= promised.asked:
             raise AssertionError(
-                f"writer {self._job.writer} is at step {self._step}; asked {promised.asked}, confirmed {promised.confirmed}"
+                f"writer {self._job.writer} is at step {self._step}; "
+                f"asked {promised.asked}, confirmed {promised.confirmed}"
             )
 
     def go_on(self, stop: threading.Event) -> None:
@@ -154,7 +155,7 @@ class Writer:
 
 def _heads(view: Reader) -> dict[str, int]:
     """Heads by writer, for one `get` each: a writer's name is found by jumping over the keys of the one before."""
-    found = {}
+    found: dict[str, int] = {}
     at = WRITERS
     while True:
         pair = next(iter(view.scan(at, keys.end_of(WRITERS))), None)
@@ -245,7 +246,9 @@ class Found:
     """The step that each writer was at when the store was opened."""
 
 
-def check(job: Job, models: Models, report: Callable[[Found], None], *, write: bool = True, closes: bool = False) -> None:
+def check(
+    job: Job, models: Models, report: Callable[[Found], None], *, write: bool = True, closes: bool = False
+) -> None:
     """Open the store, hold it to all diaries, take a step as `job.writer`, `report`; then close it, if told to."""
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     found = Found(0.0, [])
