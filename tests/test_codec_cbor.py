@@ -130,6 +130,9 @@ VALUES: list[Any] = [
     datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=-5), "EST")),
     datetime(2026, 1, 1, tzinfo=timezone(timedelta(0), "Zulu \ud800")),
     datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999))),
+    # fromisoformat() of Python 3.11 reads this offset as 0; found by hypothesis
+    datetime(2000, 1, 1, tzinfo=timezone(timedelta(microseconds=1), "")),
+    datetime(2000, 1, 1, tzinfo=timezone(timedelta(microseconds=-1))),
     datetime(9999, 12, 31, tzinfo=timezone(-timedelta(seconds=3661, microseconds=7))),
     date.min,
     date.max,

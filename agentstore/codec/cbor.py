@@ -15,7 +15,8 @@ JSON-like values are RFC 8949 as any decoder reads it. For the rest there are th
     44900  byte string, UTF-8 with surrogates     str that holds lone surrogates
     44901  array                                  tuple
     44902  array k1, v1, k2, v2 …                 dict with a key that is neither bytes nor a str without surrogates
-    44903  array [isoformat(), fold, zone name?]  datetime
+    44903  array [text, fold, offset?, name?]     datetime: isoformat() without zone; the zone's offset in µs if aware;
+                                                  its name where it is another than Python gives to that offset
     44904  text as str() writes it                Decimal
 
 Not kept: payload and sign of a NaN, `UUID.is_safe`, the identity of objects that are reached twice.

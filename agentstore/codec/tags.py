@@ -35,6 +35,7 @@ DECIMAL: Final = 44904
 _Tag = cbor2.CBORTag
 _dumps = cbor2.dumps
 _NO_OFFSET = timedelta(0)
+_MICROSECOND = timedelta(microseconds=1)
 
 # A context of our own: the user's may have capitals=0, or not trap a malformed number.
 _DECIMALS = Context(prec=1, capitals=1, traps=[InvalidOperation])
@@ -87,13 +88,16 @@ def _lower_dict(value: dict[Any, Any], *, canonical: bool) -> Any:
 
 
 def _lower_datetime(value: datetime) -> list[Any]:
-    parts: list[Any] = [value.isoformat(), value.fold]
+    # The offset stands by itself: fromisoformat() of Python 3.11 reads "+00:00:00.000001" as UTC.
+    parts: list[Any] = [value.replace(tzinfo=None).isoformat(), value.fold]
     zone = value.tzinfo
     if zone is not None:
         if has_foreign_zone(value):
             raise ForeignZoneError
+        offset = zone.utcoffset(value) or _NO_OFFSET
+        parts.append(offset // _MICROSECOND)
         name = zone.tzname(value)
-        if name is not None and name != timezone(zone.utcoffset(value) or _NO_OFFSET).tzname(value):
+        if name is not None and name != timezone(offset).tzname(value):
             parts.append(lower(name, canonical=False))
     return parts
 
@@ -174,18 +178,22 @@ def _read_pairs(item: Any, _in_key: bool) -> dict[Any, Any]:
 
 def _read_datetime(item: Any, _in_key: bool) -> datetime:
     parts = _content(item, list, "datetime")
-    if len(parts) not in (2, 3) or parts[0].__class__ is not str or parts[1].__class__ is not int:
-        raise ValueError("a datetime is not [text, fold] or [text, fold, zone name]")
-    text, fold = parts[:2]
+    if len(parts) not in (2, 3, 4):
+        raise ValueError("a datetime is not [text, fold], with an offset and a name of the zone or without")
+    text = _content(parts[0], str, "time")
+    fold = _content(parts[1], int, "fold")
     value = datetime.fromisoformat(text).replace(fold=fold)
-    if len(parts) == 3:
-        offset = value.utcoffset()
-        if offset is None:
-            raise ValueError("a naive datetime has a zone name")
-        value = value.replace(tzinfo=timezone(offset, _content(parts[2], str, "zone name")))
-    if _lower_datetime(value)[:2] != [text, fold] or len(_lower_datetime(value)) != len(parts):
+    if value.tzinfo is not None or value.isoformat() != text:
         raise ValueError(f"a datetime is not written as isoformat() does: {text!r:.60}")
-    return value
+    if len(parts) == 2:
+        return value
+    offset = timedelta(microseconds=_content(parts[2], int, "offset"))
+    if len(parts) == 3:
+        return value.replace(tzinfo=timezone(offset))
+    name = _content(parts[3], str, "zone name")
+    if name == timezone(offset).tzname(None):
+        raise ValueError("a zone's own name is written out")
+    return value.replace(tzinfo=timezone(offset, name))
 
 
 def _read_date(item: Any, _in_key: bool) -> date:
