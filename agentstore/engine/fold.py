@@ -31,16 +31,19 @@ class Folder:
         The lock is held from the first read to the last deletion. O(log + tail).
         """
         lock = self._parts.fold_lock
-        if not lock.acquire(wait=wait):
-            return False
         try:
-            self._parts.check()
-            self._replay()
-            self._clear_tail()
+            if not lock.acquire(wait=wait):
+                return False
+            try:
+                self._parts.check()
+                self._replay()
+                self._clear_tail()
+            finally:
+                lock.release()
         except lmdb.Error as error:
             raise self._failed(error, "fold") from error
-        finally:
-            lock.release()
+        except OSError as error:
+            raise self._parts.fault(error, "a fold") from error
         self.folds += 1
         return True
 

@@ -6,7 +6,7 @@ import os
 
 from agentstore.engine.base import Base
 from agentstore.engine.control import FAILED, Control
-from agentstore.engine.files import Files
+from agentstore.engine.files import Files, translate
 from agentstore.engine.locks import FileLock
 from agentstore.engine.segments import Segments
 from agentstore.engine.tail import Tail
@@ -24,7 +24,9 @@ OWN_NAMES = frozenset(
 
 
 class Parts:
-    """The files of a store that this process has open. Closing is the engine's business."""
+    """The files of a store that this process has open. Closing is the engine's business; what is handed over
+    to a `Parts` that cannot be made is closed.
+    """
 
     def __init__(
         self, files: Files, path: str, uuid: bytes, control: Control, base: Base, tail: Tail, segments: Segments
@@ -36,8 +38,17 @@ class Parts:
         self.base = base
         self.tail = tail
         self.segments = segments
-        self.sync_lock = FileLock(files, os.path.join(path, SYNC_LOCK))
-        self.fold_lock = FileLock(files, os.path.join(path, FOLD_LOCK))
+        locks: list[FileLock] = []
+        try:
+            for name in (SYNC_LOCK, FOLD_LOCK):
+                locks.append(FileLock(files, os.path.join(path, name)))
+        except BaseException:
+            for lock in locks:
+                lock.close()
+            for part in (segments, tail, base, control):
+                part.close()
+            raise
+        self.sync_lock, self.fold_lock = locks
 
     def check(self) -> None:
         """StoreFailed if any process poisoned the store."""
@@ -56,6 +67,10 @@ class Parts:
         failure = self.failure()
         failure.add_note(f"{what}: {error}")
         return failure
+
+    def fault(self, error: OSError, what: str) -> Exception:
+        """The typed error for a call that changed nothing; but a failed disk puts the store out of use. Raise it."""
+        return translate(error, f"{what} of the store {self.path}") or self.poison(error, what)
 
     def close(self) -> None:
         self.sync_lock.close()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from agentstore.engine.control import LAST_SEGMENT
-from agentstore.engine.files import translate
 from agentstore.engine.parts import Parts
 from agentstore.engine.segment import FRAME_BYTES, FRAMES_AT, SEGMENT_BYTES, Header
 from agentstore.engine.sync import Syncer
@@ -71,7 +70,7 @@ class Roller:
         try:
             file = parts.segments.take(size, applied_lsn, position.file)
         except OSError as error:
-            raise (translate(error, "a new WAL segment") or parts.poison(error, "a new WAL segment")) from error
+            raise parts.fault(error, "a new WAL segment") from error
         # Durable before the new header says so: a predecessor record is a proof.
         self._syncer.sync_retired(position.file, position.offset)
         # From here on nobody else uses this number, even if this process dies before the header is whole.
@@ -89,9 +88,14 @@ class Roller:
             previous_end=position.offset,
         )
         try:
-            parts.segments.write_header(file, header)
+            fd = parts.segments.write_header(file, header)
         except OSError as error:
-            raise parts.poison(error, f"the header of segment {number}") from error
+            # What stands there of a header names no frame, and the next roller takes another number and file.
+            raise parts.fault(error, f"the header of segment {number}") from error
+        try:
+            parts.files.fdatasync(fd)
+        except OSError as error:
+            raise parts.poison(error, f"sync of the header of segment {number}") from error
         parts.check()
         txn.put(POSITION_KEY, encode_position(position.lsn, number, epoch, file, size, FRAMES_AT, position.crc, False))
         txn.commit()

@@ -159,8 +159,7 @@ class Segments:
         taken: int | None = None
         if size == SEGMENT_BYTES and spares:
             taken = spares[0]
-            self.files.rename(self.path(taken, SPARE), self.path(taken))
-            self.files.sync_directory(self.directory)
+            self._adopt(taken)
         elif size == SEGMENT_BYTES and fitting:
             taken = fitting.pop(0).file
             self._fill(taken, size)
@@ -173,6 +172,18 @@ class Segments:
             self._fill(taken, size)
             self.files.sync_directory(self.directory)
         return taken
+
+    def _adopt(self, file: int) -> None:
+        """Make a segment's file of a spare. Opened first: the rename, once made, is not to be undone."""
+        fd = self.files.open(self.path(file, SPARE), os.O_RDWR)
+        try:
+            with self._mutex:  # or `_close_unlinked` closes what has no name of a segment yet
+                self.files.rename(self.path(file, SPARE), self.path(file))
+                self._fds[file] = fd
+        except BaseException:
+            self.files.close(fd)
+            raise
+        self.files.sync_directory(self.directory)
 
     def _fill(self, file: int, size: int) -> None:
         path = self.path(file)
@@ -202,24 +213,27 @@ class Segments:
                 self.files.close(fd)
         self.files.remove(self.path(file))
 
-    def write_header(self, file: int, header: Header) -> None:
-        """Both copies, synced: from here on the segment is part of the log."""
+    def write_header(self, file: int, header: Header) -> int:
+        """Both copies. Returns the descriptor: once that is synced the segment is part of the log."""
         fd = self.fd(file)
         if fd is None:
             raise OSError(errno.EIO, "a new segment vanished", self.path(file))
         raw = encode_header(header)
         self.files.pwrite(fd, raw, 0)
         self.files.pwrite(fd, raw, HEADER_COPY_AT)
-        self.files.fdatasync(fd)
+        return fd
 
     # --- the background, and recovery -------------------------------------------------
 
     def prepare_spare(self) -> bool:
-        """Zero-fill a file ahead of the roll, under a name of its own. True if one was made."""
+        """Zero-fill a file ahead of the roll, under a name of its own. True if one was made; no space: False.
+
+        `OSError` of a failed disk: a sync that failed is reported once, so whoever gets it must make it known.
+        """
         if self.names(SPARE) or self.names(MAKING):
             return False
         file = secrets.randbits(64)
-        making = self.path(file, MAKING)
+        making, spare = self.path(file, MAKING), self.path(file, SPARE)
         try:
             fd = self.files.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
@@ -227,11 +241,14 @@ class Segments:
                 self.files.fdatasync(fd)
             finally:
                 self.files.close(fd)
-            self.files.rename(making, self.path(file, SPARE))
-        except OSError:
+            self.files.rename(making, spare)
+            self.files.sync_directory(self.directory)
+        except OSError as error:
             self.files.remove(making)
+            self.files.remove(spare)
+            if error.errno not in FULL_DISK:
+                raise
             return False
-        self.files.sync_directory(self.directory)
         return True
 
     def remove_strays(self) -> None:

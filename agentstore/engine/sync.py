@@ -35,12 +35,15 @@ class Syncer:
             with lock.threads:
                 if words[DURABLE_LSN] >= lsn:
                     break  # the leader before us synced for us
-                lock.lock_file()
                 try:
-                    if words[DURABLE_LSN] < lsn:
-                        self._lead()
-                finally:
-                    lock.unlock_file()
+                    lock.lock_file()
+                    try:
+                        if words[DURABLE_LSN] < lsn:
+                            self._lead()
+                    finally:
+                        lock.unlock_file()
+                except OSError as error:
+                    raise self._parts.fault(error, "the sync lock") from error
 
     def _lead(self) -> None:
         """Sync for everybody whose frame is in the committed tail; the caller holds the sync lock."""
@@ -59,14 +62,20 @@ class Syncer:
 
     def sync_retired(self, file: int, end: int) -> None:
         """The roller syncs the segment that it leaves, before the new header says so."""
-        with self._lock:
-            self._parts.check()
-            self._flush(file, end)
-            self._words[SYNCING] = 0
+        try:
+            with self._lock:
+                self._parts.check()
+                self._flush(file, end)
+                self._words[SYNCING] = 0
+        except OSError as error:
+            raise self._parts.fault(error, "the sync lock") from error
 
     def _flush(self, file: int, end: int) -> None:
         """fdatasync with `SYNCING` set; the caller holds the sync lock and clears it once the result is published."""
-        fd = self._fd(file)
+        try:
+            fd = self._fd(file)
+        except OSError as error:
+            raise self._parts.fault(error, "a segment to sync") from error
         if fd is None:
             return
         words = self._words

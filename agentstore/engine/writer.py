@@ -43,6 +43,9 @@ from agentstore.errors import AgentStoreError, CommitUnknown, DiskFull, LimitExc
 
 T = TypeVar("T")
 
+RELOAD = "it may become part of the log; reload before you try again"
+INTERRUPTED = f"the thread that wrote this for others was interrupted: {RELOAD}"
+
 GROUP_MAX = 64
 """Transactions that one holder of the writers' lock writes before it lets others have it."""
 
@@ -127,22 +130,25 @@ class Writer:
         group = [request]
         if self._queue:
             self._gather(group)
+        written = 0
         try:
             try:
                 written = self._write_some(group, 0)
                 while written < len(group):
                     written = self._write_rest(group, written)
+            except Exception as error:
+                # Those before have their frames in the committed tail: for them it goes on.
+                self._fail(group[written:], error)
             finally:
                 self._hand_over()
             highest = request.lsn if len(group) == 1 else max([each.lsn for each in group])
             if highest > self._words[DURABLE_LSN]:
                 self._syncer.sync(highest)
         except Exception as error:
-            self._fail(group, error)
-        except BaseException:
-            self._fail(
-                group[1:], CommitUnknown("the thread that wrote this was interrupted: reload before you try again")
-            )
+            self._unsynced(group, error)
+        except BaseException as error:
+            self._unsynced(group[1:], error)
+            self._fail(group[1:], CommitUnknown(INTERRUPTED))
             raise
         finally:
             for each in group[1:]:
@@ -162,10 +168,27 @@ class Writer:
             else:
                 self._busy = False
 
+    def _unsynced(self, group: list[AnyRequest], error: BaseException) -> None:
+        """Nobody may act on what is not durable: neither on his own frame, nor on what made his function raise."""
+        durable = self._words[DURABLE_LSN]
+        late = [each for each in group if each.lsn > durable]
+        for each in late:
+            each.error = None
+        if isinstance(error, StoreFailed):
+            self._fail(late, error)
+        else:
+            unknown = CommitUnknown(f"LSN {durable + 1} and above could not be synced ({error}): {RELOAD}")
+            unknown.__cause__ = error
+            self._fail(late, unknown)
+
     def _fail(self, group: list[AnyRequest], error: Exception) -> None:
-        """Nobody in the group may believe in a result that is not durable."""
+        """An error for everybody in the group who has no result of his own."""
+        typed: Exception = error
         if isinstance(error, lmdb.Error):
-            typed: Exception = translate_lmdb(error, self._parts.tail.path)
+            typed = translate_lmdb(error, self._parts.tail.path)
+        elif isinstance(error, OSError):
+            typed = self._parts.fault(error, "a commit")
+        if typed is not error:
             typed.__cause__ = error
             error = typed
         for place, each in enumerate(group):
@@ -201,6 +224,7 @@ class Writer:
     def _write_some(self, group: list[AnyRequest], at: int) -> int:
         """Run and write from `at` on what fits into the active segment; how far it came (`_room`: what is missing)."""
         txn, start = self._begin()
+        first = at
         try:
             if self._roller.due(start):
                 self._room = 0
@@ -232,20 +256,23 @@ class Writer:
                 txn.commit()
                 self._syncer.written = position
             return at
-        except lmdb.Error as error:
-            self._unknown(group, start.lsn, error)
+        except (StoreFailed, lmdb.Error) as error:
+            self._void(group[first:], start.lsn, error)
             raise
         finally:
             txn.abort()
 
-    def _unknown(self, group: list[AnyRequest], lsn: int, error: lmdb.Error) -> None:
-        """Tail could not take what was written above `lsn`: the frames are complete, the next writer has them."""
+    def _void(self, group: list[AnyRequest], lsn: int, error: Exception) -> None:
+        """Tail did not take what was written above `lsn`. The frames are complete: the next writer has them."""
         for request in group:
-            if request.lsn > lsn and request.error is None:
-                request.error = CommitUnknown(
-                    f"the frame with LSN {request.lsn} is complete, but {self._parts.tail.path} could not take it "
-                    f"({error}): it may become part of the log; reload before you try again"
-                )
+            if request.lsn > lsn:
+                request.error = None
+                if isinstance(error, lmdb.Error):
+                    request.error = CommitUnknown(
+                        f"the frame with LSN {request.lsn} is complete, but {self._parts.tail.path} could not take it "
+                        f"({error}): {RELOAD}"
+                    )
+                request.lsn = 0
 
     def _write(self, txn: Any, position: TailPosition, request: AnyRequest, tx: Transaction) -> TailPosition | None:
         """The frame, then tail's entries; the position behind it, or None if the segment has no room."""
@@ -259,20 +286,34 @@ class Writer:
         if self._seed[0] != epoch:
             self._seed = (epoch, epoch_crc(epoch))
         frame, crc = encode_frame(epoch, self._seed[1], lsn, words[DURABLE_LSN], previous_crc, payload)
-        fd = self._fd(file)
+        try:
+            fd = self._fd(file)
+        except OSError as error:
+            raise self._parts.fault(error, f"segment {segment}") from error
         assert fd is not None
         words[WRITING_LSN] = lsn
         try:
             self._pwrite(fd, frame, offset)
         except OSError as error:
-            if error.errno in FULL_DISK:
-                raise DiskFull(
-                    f"no space left for a frame of {len(frame)} bytes in segment {segment}; nothing was lost"
-                ) from error
-            raise self._parts.poison(error, f"write to segment {segment} at offset {offset}") from error
+            self._not_written(error, fd, frame, position)
         request.lsn = lsn
         put_batch(txn, tx.writes.items(), lsn)
         return make_position(lsn, segment, epoch, file, size, end, crc, False)
+
+    def _not_written(self, error: OSError, fd: int, frame: bytes, position: TailPosition) -> None:
+        """Raise what a failed write of a frame means; back if the frame is complete all the same."""
+        segment, offset = position.segment, position.offset
+        if error.errno not in FULL_DISK:
+            raise self._parts.poison(error, f"write to segment {segment} at offset {offset}") from error
+        try:
+            # What is missing may be zeros, as the file has there: then the next writer would take the frame for whole.
+            if self._parts.files.pread(fd, len(frame), offset) == frame:
+                return
+        except OSError as unreadable:
+            raise self._parts.poison(unreadable, f"read of segment {segment} at offset {offset}") from unreadable
+        raise DiskFull(
+            f"no space left for a frame of {len(frame)} bytes in segment {segment}; nothing was lost"
+        ) from error
 
     def _checked(self, size: int) -> int:
         if size > FRAME_BYTES + FRAME_PAYLOAD_BYTES_MAX:
