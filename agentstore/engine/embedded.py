@@ -20,7 +20,7 @@ from agentstore.engine.files import Files, default_files
 from agentstore.engine.fold import WAL_SOFT_BYTES, Folder
 from agentstore.engine.gate import Gate
 from agentstore.engine.lmdbfile import MAP_BYTES, allow_reopening, translate_lmdb
-from agentstore.engine.opening import Opening, close_store, on_read_only_file_system, open_frozen
+from agentstore.engine.opening import Opening, close_store, on_read_only_file_system, open_frozen, typed
 from agentstore.engine.parts import JOB_LOCK, Parts
 from agentstore.engine.sync import Syncer
 from agentstore.engine.view import FrozenView, View
@@ -117,7 +117,10 @@ class EmbeddedEngine:
         files = files or default_files()
         options = {"readonly": readonly, "background": background}
         with process.opening:
-            shared = cls._shared(path, files, options)
+            try:
+                shared = cls._shared(path, files, options)
+            except OSError as error:
+                raise typed(error, path) from error
             if shared is not None:
                 return shared
             engine = cls(path, (0, 0), files, options)
@@ -125,7 +128,12 @@ class EmbeddedEngine:
                 engine._open_frozen()
             else:
                 engine._open(create=create and not readonly, map_bytes=map_bytes)
-            engine._identity = files.path_identity(path)
+            try:
+                engine._identity = files.path_identity(path)
+            except OSError as error:
+                engine._stop_background()
+                engine._release(StoreClosed(f"the store {path} could not be opened"), clear=False)
+                raise typed(error, path) from error
             process.engines[engine._identity] = engine
         return engine
 
@@ -234,6 +242,8 @@ class EmbeddedEngine:
             return self._gone is None and job()
         except StoreFailed:
             return False  # the next round of `_watch` sees it
+        except OSError as error:
+            raise self._parts.fault(error, "background work") from error
         finally:
             self._gate.leave()
 
@@ -334,13 +344,16 @@ class EmbeddedEngine:
             self._users -= 1
             if self._users:
                 return
-            if self._background is not None:
-                self._background.stop()
+            self._stop_background()
             try:
                 if self._frozen is None and not self.readonly:
                     self._fold_all()
             finally:
                 self._release(StoreClosed(f"the store {self.path} was closed; open it again"), clear=True)
+
+    def _stop_background(self) -> None:
+        if self._background is not None:
+            self._background.stop()
 
     def _fold_all(self) -> None:
         self._gate.enter()

@@ -39,6 +39,7 @@ from agentstore.engine.parts import BASE, BASE_NEW, CONTROL, FORMAT, LOCK, OWN_N
 from agentstore.engine.segments import Segments
 from agentstore.engine.tail import Tail, TailPosition
 from agentstore.errors import (
+    AgentStoreError,
     CorruptionError,
     NotAStore,
     RecoveryNeeded,
@@ -404,18 +405,17 @@ def close_store(files: Files, lock: int, path: str, uuid: bytes) -> None:
         files.unlock(lock)
         if files.lock(lock, wait=False):
             _clear(files, path, uuid)
+    except (AgentStoreError, OSError, lmdb.Error) as error:
+        # Everything confirmed is in the log: the next open replays it, or says what is wrong.
+        logger.warning("the store %s was closed without clearing its log: %s", path, error)
     finally:
         files.close(lock)
 
 
 def _clear(files: Files, path: str, uuid: bytes) -> None:
-    try:
-        if not files.exists(os.path.join(path, FORMAT)):
-            return  # the directory was removed while it was open
-        control = Control(files, os.path.join(path, CONTROL))
-    except OSError as error:
-        logger.warning("the store %s was closed without clearing its log: %s", path, error)
-        return
+    if not files.exists(os.path.join(path, FORMAT)):
+        return  # the directory was removed while it was open
+    control = Control(files, os.path.join(path, CONTROL))
     words = control.words
     segments = Segments(files, os.path.join(path, WAL), uuid)
     base: Base | None = None
@@ -433,8 +433,6 @@ def _clear(files: Files, path: str, uuid: bytes) -> None:
         for name in (TAIL, TAIL + "-lock", BASE + "-lock"):
             files.remove(os.path.join(path, name))
         base = None
-    except (CorruptionError, OSError, lmdb.Error) as error:
-        logger.warning("the store %s was closed without clearing its log: %s", path, error)
     finally:
         if base is not None:
             base.close()
