@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from agentstore.aio import AsyncEffect, AsyncLease, AsyncStore, AsyncThread
 from agentstore.changes import Append, Change, Delete, Set, Splice
 from agentstore.checkpoint import Checkpoint
 from agentstore.effect import Effect
@@ -73,6 +74,10 @@ __all__ = [
     "REASONS",
     "AgentStoreError",
     "Append",
+    "AsyncEffect",
+    "AsyncLease",
+    "AsyncStore",
+    "AsyncThread",
     "CallNotWaiting",
     "Change",
     "Checkpoint",

@@ -87,6 +87,18 @@ class Field:
 
     def splice(self, start: int, removed: int, data: bytes) -> None:
         """Replace `removed` bytes from `start` by `data`; chunks that lie before stay unread."""
+        kept, before, rest = self._rest(start)
+        at = start - before
+        assert self.parts is not None
+        self.parts[kept:] = [rest[:at] + data + rest[at + removed :]]
+
+    def slice(self, start: int, size: int) -> bytes:
+        """`size` bytes from `start`; chunks that lie before stay unread."""
+        _, before, rest = self._rest(start)
+        return rest[start - before : start - before + size]
+
+    def _rest(self, start: int) -> tuple[int, int, bytes]:
+        """(parts that lie before `start`, their bytes, all bytes of the others)."""
         parts = self.parts
         assert parts is not None
         kept, before = 0, 0
@@ -96,9 +108,7 @@ class Field:
                 break
             kept += 1
             before += size
-        rest = b"".join([part.read() if isinstance(part, Chunk) else part for part in parts[kept:]])
-        at = start - before
-        parts[kept:] = [rest[:at] + data + rest[at + removed :]]
+        return kept, before, b"".join([part.read() if isinstance(part, Chunk) else part for part in parts[kept:]])
 
 
 State: TypeAlias = "dict[str, Field]"
@@ -202,7 +212,7 @@ def _splice(field: Field, op: Op) -> None:
         if field.parts is None:
             field.renew(count, crc, field.size - removed + patches.size_of(pieces))
             return
-        data = patches.apply(field.body()[start : start + removed], pieces, STATE_BYTES_MAX)
+        data = patches.apply(field.slice(start, removed), pieces, STATE_BYTES_MAX)
     if field.parts is not None:
         field.splice(start, removed, data)
     field.renew(count, crc, field.size - removed + len(data))
@@ -246,6 +256,16 @@ def verify(state: State, name: str) -> bool:
     field = state[name]
     body = field.body()
     return field.size == len(body) and crc32c(body) == field.crc
+
+
+def verify_parts(field: Field) -> bool:
+    """As `verify`, and chunks stay what they are: read again when somebody needs them. O(field)."""
+    crc = size = 0
+    for part in field.parts or ():
+        data = part.read() if isinstance(part, Chunk) else part
+        crc = crc32c(data, crc)
+        size += len(data)
+    return size == field.size and crc == field.crc
 
 
 def decode(state: State) -> dict[str, Any]:

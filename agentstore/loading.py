@@ -138,7 +138,7 @@ def apply_record(state: State, raw: bytes, where: str, seq: int, *, check_each: 
             if check_each:
                 _check_before(state, op)
             deltas.apply(state, op)
-            if check_each and op[0] in (OP_SPLICE, OP_PATCH) and not deltas.verify(state, op[1]):
+            if check_each and op[0] in (OP_SPLICE, OP_PATCH) and not deltas.verify_parts(state[op[1]]):
                 raise CorruptionError(f"field {op[1]!r}: its bytes do not match their checksum")
     except CorruptionError as error:
         raise CorruptionError(f"{where}, checkpoint {seq}: {error}") from error

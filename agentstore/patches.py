@@ -116,8 +116,10 @@ def apply(base: bytes, pieces: list[Piece], max_bytes: int) -> bytes:
             found = zstandard.get_frame_parameters(frame)
             if found.content_size > left:
                 raise LimitExceeded(f"a patch makes more than {max_bytes} bytes")
-            if not found.has_checksum or found.dict_id:
-                raise CorruptionError("a patch's frame has no checksum, or wants a dictionary that is not its base")
+            if not found.has_checksum or found.dict_id or not found.content_size:
+                raise CorruptionError(
+                    "a patch's frame is empty, has no checksum, or wants another dictionary than its base"
+                )
             decompressor = zstandard.ZstdDecompressor(
                 dict_data=zstandard.ZstdCompressionDict(near, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
             )
