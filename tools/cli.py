@@ -84,11 +84,14 @@ def ending_well(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-for _command in (demo_command.demo, replay_command.replay, *operate.COMMANDS):
-    app.command()(ending_well(_command))
+def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
+    for command in commands:
+        to.command()(ending_well(command))
+
+
+_add(app, demo_command.demo, replay_command.replay, *operate.COMMANDS)
 _bench = typer.Typer(help="Measure the store against its peers, side by side.", no_args_is_help=True)
-for _command in bench_commands.COMMANDS:
-    _bench.command()(ending_well(_command))
+_add(_bench, *bench_commands.COMMANDS)
 app.add_typer(_bench, name="bench")
 
 

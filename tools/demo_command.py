@@ -73,8 +73,6 @@ class _Story:
         self._console.print(f"A travel desk agent books a trip for five. Its worker will be killed {kills} times.\n")
 
     def start(self, start: Start) -> None:
-        if start.recovering_ms is not None and start.number > 1:
-            self._console.print(f"      back at work after {start.recovering_ms:.0f} ms")
         for note in start.notes:
             self._console.print(f"      {note}")
         if start.killed is not None:

@@ -6,15 +6,16 @@ None of them makes a store, and all but `resolve` only read.
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from agentstore.runtime import ToolError, calls_of
-from agentstore.runtime import resolve as resolve_call
 
 from agentstore import Checkpoint, NotDone, Thread
 from agentstore.errors import ThreadNotFound
 from agentstore.events import Event, of_thread
+from agentstore.runtime import ToolError, calls_of
+from agentstore.runtime import resolve as resolve_call
 
 from .options import STORE_DEFAULT, JsonId, JsonOutput, StorePath, ThreadId, existing_store, thread_id_of
 from .output import console, print_json, print_pairs, print_table, printable, shortened, timestamp
@@ -23,21 +24,24 @@ from .plain import to_json
 EXIT_PROBLEMS = 1
 """Exit status of `verify` when an invariant does not hold."""
 
-ORDERS = ("name", "created")
+
+class Order(StrEnum):
+    """How `ls` sorts."""
+
+    NAME = "name"
+    CREATED = "created"
 
 
 def ls(
     store: StorePath = STORE_DEFAULT,
     prefix: Annotated[str, typer.Option(help="Only threads whose id begins so.")] = "",
-    order: Annotated[str, typer.Option(help="name, or created: newest first.")] = "name",
+    order: Annotated[Order, typer.Option(help="created: newest first.")] = Order.NAME,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     json_output: JsonOutput = False,
 ) -> None:
     """List threads with where they stand."""
-    if order not in ORDERS:
-        raise typer.BadParameter(f"{order!r} is not one of {', '.join(ORDERS)}", param_hint="--order")
     with existing_store(store) as opened:
-        listed = opened.threads(prefix=prefix, order=order, limit=limit)
+        listed = opened.threads(prefix=prefix, order=order.value, limit=limit)
         heads = [head for thread_id in listed if (head := opened.thread(thread_id).head) is not None]
     if json_output:
         print_json([{"id": head.thread_id, **_checkpoint(head)} for head in heads])

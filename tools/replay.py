@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from agentstore import Store
 
 from .demo.lines import parse
+from .recovering import RECOVERIES
 from .replay_player import ReplayFailed, recorded_calls
 from .replay_turns import plan
 from .replay_world import ReplayWorld
@@ -33,8 +34,6 @@ from .transcript import Transcript, difference
 
 SILENCE_S_MAX = 120.0
 """Workers that say nothing for so long hang; the replay ends with an error instead of waiting for ever."""
-
-RECOVERIES = ("skip", "query", "replay", "asked")
 
 KILLS_UNTIL = 0.9
 """The last kill is due when this part of all messages is played, so that it finds somebody at work."""

@@ -38,7 +38,11 @@ def replay(
         task = progress.add_task("messages", total=total)
 
         def on_progress(messages: int, dealt: int, alive: int) -> None:
-            progress.update(task, completed=messages, description=f"{alive} workers, {dealt} kills, messages")
+            progress.update(
+                task,
+                completed=messages,
+                description=f"{alive} workers, {dealt} kills",
+            )
 
         summary = run_replay(transcripts, store, workers=workers, kills=kills, seed=seed, on_progress=on_progress)
     if json_output:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentstore.runtime import Agent, Interrupted, Reply, RunEvent, Tool, ToolContext, ToolMessage, calls_of
-
 from agentstore import NotDone, Store
 from agentstore.errors import AgentStoreError, ThreadNotFound
+from agentstore.runtime import Agent, Interrupted, Reply, RunEvent, Tool, ToolContext, ToolMessage, calls_of
 
+from .recovering import results_recorded
 from .replay_turns import RecordedCall, Turn, plan
 from .replay_world import ReplayWorld
-from .transcript import Message, Transcript
+from .transcript import Message, Transcript, difference
 
 
 class CallWithoutIntent(AgentStoreError):
@@ -54,6 +54,7 @@ class Player:
         self._decisions = {decision.position: decision for turn in self.turns for decision in turn.decisions}
         self._store = store
         self._world = world
+        self._on_event = on_event
         self._on_progress = on_progress
         self._violation: CallWithoutIntent | None = None
         self._deciding = -1  # position of the message whose calls are running
@@ -72,9 +73,13 @@ class Player:
     def run(self) -> None:
         """Play on to the end. Raises `LeaseHeld` if another worker plays this thread now."""
         thread_id = self.transcript.thread_id
-        stored = self._stored()
-        # Calls of a decision that another process made may be open: they belong to the last assistant message.
-        self._deciding = max((at for at, message in enumerate(stored) if message["role"] == "assistant"), default=-1)
+        found, unfinished = self._stored()
+        stored = found or []
+        self._check_beginning(stored)
+        if unfinished and self._on_event is not None:
+            # Results behind the open decision: recovery finds them and calls nothing.
+            for tool in results_recorded(stored):
+                self._on_event(RunEvent("skip", thread_id, -1, tool=tool, detail="its result is recorded"))
         for turn in self._turns_left(len(stored)):
             try:
                 result = self.agent.run(self._store, thread_id, turn.inputs, input_id=turn.input_id)
@@ -88,24 +93,30 @@ class Player:
 
     def finished(self) -> bool:
         """Whether the thread is there to its last message. One load."""
-        thread = self._store.thread(self.transcript.thread_id)
-        try:
-            state = thread.load()
-        except ThreadNotFound:
-            return False
-        return state["state"] == "COMPLETED" and len(state["conversation_history"]) == len(self.transcript.messages)
+        stored, unfinished = self._stored()
+        return not unfinished and stored is not None and len(stored) == len(self.transcript.messages)
 
-    def _stored(self) -> list[Message]:
+    def _stored(self) -> tuple[list[Message] | None, bool]:
+        """The conversation so far (None: there is no thread), and whether its newest turn is unfinished."""
         try:
-            stored: list[Message] = self._store.thread(self.transcript.thread_id).load()["conversation_history"]
+            state = self._store.thread(self.transcript.thread_id).load()
         except ThreadNotFound:
-            return []
-        if stored != self.transcript.messages[: len(stored)]:
+            return None, False
+        return state["conversation_history"], state["state"] != "COMPLETED"
+
+    def _check_beginning(self, stored: list[Message]) -> None:
+        """`ReplayFailed` if `stored` is not how the file begins. Takes the last decision in it for the open one."""
+        self._deciding = max((at for at, message in enumerate(stored) if message["role"] == "assistant"), default=-1)
+        recorded = self.transcript.messages
+        known = self._deciding + 1
+        # Calls that ran side by side end in any order: behind the last decision some results may be missing.
+        later = iter(recorded[known:])
+        in_order = all(any(difference(one, other) is None for other in later) for one in stored[known:])
+        if difference(recorded[:known], stored[:known]) is not None or not in_order:
             raise ReplayFailed(
                 f"thread {self.transcript.thread_id!r} of this store does not begin like its file: "
                 "replay into another --store, or rename the file"
             )
-        return stored
 
     def _turns_left(self, messages: int) -> Sequence[Turn]:
         """Turns that may be unfinished when `messages` are stored: the one that is begun last and its

@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from agentstore.runtime import RunEvent
-
 from agentstore import Store
 from agentstore.errors import LeaseHeld
+from agentstore.runtime import RunEvent
 
 from .demo.lines import emit
 from .replay_player import Player

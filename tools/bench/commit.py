@@ -130,7 +130,7 @@ def _many(directory: str, kind: str, size: int, seconds: float) -> dict[str, Any
 
 
 def _rate(results: list[dict[str, Any]]) -> float:
-    return sum(result["operations"] / result["seconds"] for result in results)
+    return float(sum(result["operations"] / result["seconds"] for result in results))
 
 
 def _loop(contender: str, directory: str, seconds: float, *more: str) -> list[str]:

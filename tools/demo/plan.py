@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from .crash import Death
+from .crash import Death, Kind
 
-_KINDS = ("tool-before", "tool-after", "commit-before", "commit-after", "wal", "outside")
+_KINDS: tuple[Kind, ...] = ("tool-before", "tool-after", "commit-before", "commit-after", "wal", "outside")
 
 
 def deaths(kills: int, rng: random.Random) -> list[Death]:

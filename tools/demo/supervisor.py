@@ -22,11 +22,12 @@ from typing import Any
 from agentstore import Store
 from agentstore.errors import AgentStoreError
 
+from ..recovering import RECOVERIES
 from . import script
 from .crash import Death
 from .lines import parse
 from .plan import deaths
-from .worker import RECOVERIES, THREAD_ID
+from .worker import THREAD_ID
 from .world import Count, OutsideWorld
 
 WORKER_S_MAX = 120.0
@@ -162,7 +163,12 @@ def _start_worker(start: Start, store: str, world: str, trips: int, death: Death
     with tempfile.TemporaryFile() as errors:
         worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         hung = threading.Event()
-        watchdog = threading.Timer(WORKER_S_MAX, lambda: (hung.set(), worker.kill()))
+
+        def give_up() -> None:
+            hung.set()
+            worker.kill()
+
+        watchdog = threading.Timer(WORKER_S_MAX, give_up)
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -196,9 +202,11 @@ def _listen(worker: subprocess.Popen[bytes], start: Start, death: Death) -> bool
             finished = finished or kind == "finished"
             if kind == "working":
                 start.recovering_ms = said["ms"]
+                if start.number > 1:
+                    start.notes.append(f"back at work after {said['ms']:.0f} ms")
             if kind in RECOVERIES:
                 start.recoveries[kind] += 1
-                start.notes.append(f"{kind}: {said.get('tool')}{_detail(said)}")
+                start.notes.append(f"{kind}: {said['tool']}{_detail(said)}")
             if kind == "answered":
                 start.notes.append(f"the person looked: {said.get('detail')}")
             if death.kind == "outside" and heard == death.number:
@@ -208,4 +216,5 @@ def _listen(worker: subprocess.Popen[bytes], start: Start, death: Death) -> bool
 
 
 def _detail(said: dict[str, Any]) -> str:
-    return f" ({said['detail']})" if said.get("detail") else ""
+    """The runtime's words, where they are short: why a person is asked is a paragraph."""
+    return f" ({said['detail']})" if said.get("detail") and said["event"] != "asked" else ""

@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentstore import NotDone, Store
 from agentstore.runtime import Agent, RunEvent, RunResult, WaitingCall
 
-from agentstore import NotDone, Store
-
+from ..recovering import results_recorded
 from . import script
 from .crash import Death, Reaper
 from .desk import Moment, travel_desk
@@ -25,9 +25,6 @@ from .lines import emit
 from .world import OutsideWorld
 
 THREAD_ID = "travel-desk:team-trip"
-
-RECOVERIES = ("skip", "query", "replay", "asked")
-"""What recovery can do about a call that was open when its worker died."""
 
 
 @dataclass(slots=True)
@@ -58,6 +55,7 @@ def run(store_path: str, world_path: str, trips: int, death: Death, *, ledger: b
     reaper.install()
     with OutsideWorld(world_path) as world, Store.open(store_path) as store:
         emit("opened", ms=round((time.perf_counter() - clock.began) * 1000, 1))
+        _tell_skips(store)
         agent = travel_desk(world, hook=hook, ledger=ledger, on_event=on_event)
         for trip in range(1, trips + 1):
             result = _run_trip(agent, store, trip)
@@ -69,6 +67,17 @@ def run(store_path: str, world_path: str, trips: int, death: Death, *, ledger: b
                 raise SystemExit(f"trip {trip} ended {result.status}: {result.error}")
         clock.end()
         emit("finished")
+
+
+def _tell_skips(store: Store) -> None:
+    """Say which calls of the open decision have their results already: they are skipped."""
+    thread = store.thread(THREAD_ID)
+    if thread.head is None:
+        return
+    state = thread.load()
+    if state["state"] != "COMPLETED":
+        for tool in results_recorded(state["conversation_history"]):
+            emit("skip", tool=tool, detail="its result is recorded")
 
 
 def _run_trip(agent: Agent, store: Store, trip: int) -> RunResult:
