@@ -262,7 +262,7 @@ class Effect:
         """Receipt and checkpoint in one transaction, as far as the receipt that may be there allows."""
 
         def write(tx: Tx) -> tuple[Receipt, Receipt | None]:
-            mine = receipt._replace(seq=staged.seq, lsn=tx.lsn)
+            mine = receipt._replace(lsn=tx.lsn)
             before = ledger.find(tx, self._slot).receipt
             if (
                 before is None
@@ -270,6 +270,7 @@ class Effect:
                 or (before.id != mine.id and _says_the_same(before, mine))
             ):
                 staged.write(tx)
+                mine = mine._replace(seq=staged.seq)
             ledger.finish(tx, self._slot, self._intent, mine)
             return mine, before
 
