@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from agentstore import deltas, effect_views, leases, loading, records, snapshots
+from agentstore import effect_views, fields, leases, loading, records, snapshots
 from agentstore.checkpoint import Checkpoint
-from agentstore.deltas import State
 from agentstore.engine import keys as key_codec
 from agentstore.engine.api import Reader
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, CorruptionError
+from agentstore.fields import State
 from agentstore.records import CheckpointHeader, Head, ThreadKeys, int_part, shown
 
 PROBLEMS_MAX: Final = 1000
@@ -182,9 +182,9 @@ class _States:
                 self._state = loading.load(self._snap, self._keys.prefix, parent, self._where).state
         loading.apply_record(self._state, raw, self._where, seq, check_each=True)
         self._at = seq
-        if deltas.state_sum(self._state) != header.state_sum:
+        if fields.state_sum(self._state) != header.state_sum:
             yield f"{where}: the fields do not match the checksum of the state"
-        if header.flags & records.FLAG_SUMS and records.payload_of(raw, where)[1] != deltas.sums_of(self._state):
+        if header.flags & records.FLAG_SUMS and records.payload_of(raw, where)[1] != fields.sums_of(self._state):
             yield f"{where}: its list of all checksums is not that of its state"
 
 
@@ -199,10 +199,10 @@ def _snapshots(snap: Reader, keys: ThreadKeys, where: str, states: _States) -> I
             there = states.sums.get(seq)
             if there is None:
                 yield f"{where}: the snapshot {seq} is of a checkpoint that is damaged or not there"
-            elif there != (loading.snapshot_commit(raw), deltas.state_sum(state)):
+            elif there != (loading.snapshot_commit(raw), fields.state_sum(state)):
                 yield f"{where}: the snapshot {seq} is not the state that the deltas lead to"
             for name in state:
-                if not deltas.verify(state, name):
+                if not fields.verify(state, name):
                     yield f"{where}: the snapshot {seq} does not match the checksum of the field {name!r}"
         except CorruptionError as error:
             yield str(error)

@@ -1,17 +1,10 @@
-"""States as encoded bytes per top-level field, and the ops that lead from one to the next.
+"""From changes to ops: what a commit stores, and the checksums of the state after it.
 
-A field that is a list is the concatenation of its items' encodings with their number; any other
-field is its encoding. So an append is bytes at the end, every other change is bytes in the
-middle, a checksum can be extended, and loading applies thousands of deltas without decoding
-anything: the one decode comes last. (Ops that edit decoded values were the alternative: a
-decode and an encode of the field for every op on every load.)
-
-`records.py` has the ops byte by byte.
+A `Plan` is made outside of all locks and changes nothing; the handle adopts it once the commit is confirmed.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -19,134 +12,17 @@ from agentstore import patches
 from agentstore.changes import Append, Change, Delete, Set, Splice
 from agentstore.codec import cbor
 from agentstore.codec.crc import crc32c
-from agentstore.errors import CorruptionError, InvalidChange, LimitExceeded, UnencodableState
+from agentstore.errors import InvalidChange, UnencodableState
+from agentstore.fields import Field, Op, State, apply, name_crc, split, sums_of, unsplit
 from agentstore.records import NO_COUNT, OP_APPEND, OP_DELETE, OP_ORDER, OP_PATCH, OP_SET, OP_SPLICE
-
-STATE_BYTES_MAX: Final = cbor.ENCODED_BYTES_MAX - 1024 * 1024
-"""Size of one encoded state, in bytes: what `load` can decode at once, less room for names and headers."""
 
 FETCH_BYTES_MIN: Final = 64 * 1024
 """A Set of a value this large, in bytes, reads what stood there before to store only what changed."""
 
-Op: TypeAlias = "list[Any]"
 Fetch: TypeAlias = "Callable[[str], bytes]"
 """Reads the body of a field that is not in memory."""
 
 _encode = cbor.encode
-_DIGEST = struct.Struct("<qIQI")
-_HEADER_SIZES = {24: 2, 25: 3, 26: 5, 27: 9}
-
-
-class Chunk:
-    """A part of a field that a snapshot keeps in a record of its own, not read yet."""
-
-    __slots__ = ("_read", "index", "seq", "size")
-
-    def __init__(self, seq: int, index: int, size: int, read: Callable[[int, int, int], bytes]) -> None:
-        self.seq = seq
-        self.index = index
-        self.size = size
-        self._read = read
-
-    def read(self) -> bytes:
-        return self._read(self.seq, self.index, self.size)
-
-
-class Field:
-    """One top-level field: its checksum, and its bytes where somebody needs them. Not thread-safe.
-
-    `count` is the number of items of a list, else `NO_COUNT`. `parts` joined are the body; None: not in memory.
-    """
-
-    __slots__ = ("count", "crc", "digest", "name_crc", "parts", "size")
-
-    def __init__(self, name_crc: int, count: int, crc: int, size: int, parts: list[bytes | Chunk] | None) -> None:
-        self.name_crc = name_crc
-        self.count = count
-        self.crc = crc
-        self.size = size
-        self.parts = parts
-        self.digest = crc32c(_DIGEST.pack(count, crc, size, name_crc))
-
-    def renew(self, count: int, crc: int, size: int) -> None:
-        """Take over the checksum after an op."""
-        self.count = count
-        self.crc = crc
-        self.size = size
-        self.digest = crc32c(_DIGEST.pack(count, crc, size, self.name_crc))
-
-    def body(self) -> bytes:
-        """All bytes of the field, joined once. Only where `parts` is not None."""
-        parts = self.parts
-        assert parts is not None
-        if len(parts) != 1 or parts[0].__class__ is not bytes:
-            parts[:] = [b"".join([part if part.__class__ is bytes else part.read() for part in parts])]  # type: ignore[union-attr]  # an exact class test: isinstance costs more
-        joined = parts[0]
-        assert isinstance(joined, bytes)
-        return joined
-
-    def splice(self, start: int, removed: int, data: bytes) -> None:
-        """Replace `removed` bytes from `start` by `data`; chunks that lie before stay unread."""
-        kept, before, rest = self._rest(start)
-        at = start - before
-        assert self.parts is not None
-        self.parts[kept:] = [rest[:at] + data + rest[at + removed :]]
-
-    def slice(self, start: int, size: int) -> bytes:
-        """`size` bytes from `start`; chunks that lie before stay unread."""
-        _, before, rest = self._rest(start)
-        return rest[start - before : start - before + size]
-
-    def _rest(self, start: int) -> tuple[int, int, bytes]:
-        """(parts that lie before `start`, their bytes, all bytes of the others)."""
-        parts = self.parts
-        assert parts is not None
-        kept, before = 0, 0
-        for part in parts:
-            size = part.size if isinstance(part, Chunk) else len(part)
-            if before + size > start:
-                break
-            kept += 1
-            before += size
-        return kept, before, b"".join([part.read() if isinstance(part, Chunk) else part for part in parts[kept:]])
-
-
-State: TypeAlias = "dict[str, Field]"
-"""The fields in the order of the state."""
-
-
-def name_crc(name: str) -> int:
-    return crc32c(name.encode())
-
-
-def state_sum(state: State) -> int:
-    """The checksum of a state: the sum of its fields' digests, so that a change of one costs O(1)."""
-    return sum([field.digest for field in state.values()]) & 0xFFFFFFFF
-
-
-def split(encoded: bytes) -> tuple[int, bytes]:
-    """(count, body) of an encoded value.
-
-    >>> split(bytes.fromhex("820102")), split(bytes.fromhex("6161"))
-    ((2, b'\\x01\\x02'), (-1, b'aa'))
-    """
-    first = encoded[0]
-    if not 0x80 <= first <= 0x9B:
-        return NO_COUNT, encoded
-    if first < 0x98:
-        return first - 0x80, encoded[1:]
-    size = _HEADER_SIZES[first & 0x1F]
-    return int.from_bytes(encoded[1:size], "big"), encoded[size:]
-
-
-def unsplit(count: int, body: bytes) -> bytes:
-    """The encoded value of a field; the reverse of `split`."""
-    return body if count == NO_COUNT else cbor.array_header(count) + body
-
-
-def sums_of(state: State) -> list[Any]:
-    """What a record keeps of all fields, see `state_from_sums`. O(fields)."""
-    return [[name, field.crc, field.count, field.size] for name, field in state.items()]
 
 
 def sums_after(state: State, made: Plan) -> list[Any]:
@@ -157,65 +33,6 @@ def sums_after(state: State, made: Plan) -> list[Any]:
     for op in made.ops:
         apply(shadow, op)
     return sums_of(shadow)
-
-
-def state_from_sums(sums: list[Any]) -> State:
-    """A state of which only the checksums are known."""
-    return {name: Field(name_crc(name), count, crc, size, None) for name, crc, count, size in sums}
-
-
-# --- applying ------------------------------------------------------------------------
-
-
-def apply(state: State, op: Op) -> None:
-    """Change `state` as `op` says; bodies that are not in memory stay unknown. O(op), but a splice joins its field.
-
-    CorruptionError if the op does not fit the state: then it is not the state that the op was made for.
-    """
-    try:
-        kind = op[0]
-        name = op[1]
-        if kind == OP_APPEND:
-            _, _, body, crc, count = op
-            field = state[name]
-            if field.count == NO_COUNT or count < field.count:
-                raise CorruptionError(f"an append does not fit the field {name!r}")
-            if field.parts is not None:
-                field.parts.append(body)
-            field.renew(count, crc, field.size + len(body))
-        elif kind == OP_SET:
-            _, _, body, crc, count = op
-            old = state.get(name)
-            state[name] = Field(name_crc(name) if old is None else old.name_crc, count, crc, len(body), [body])
-        elif kind == OP_DELETE:
-            del state[name]
-        elif kind in (OP_SPLICE, OP_PATCH):
-            _splice(state[name], op)
-        elif kind == OP_ORDER:
-            if sorted(name) != sorted(state):
-                raise CorruptionError("an order does not name the fields that there are")
-            fields = [(one, state[one]) for one in name]
-            state.clear()
-            state.update(fields)
-        else:
-            raise CorruptionError(f"unknown op {kind!r}")
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise CorruptionError(f"an op does not fit the state that it is applied to: {error!r}") from error
-
-
-def _splice(field: Field, op: Op) -> None:
-    kind, name, start, removed, data, crc, count = op
-    if not 0 <= start <= start + removed <= field.size:
-        raise CorruptionError(f"a splice reaches outside of the field {name!r}")
-    if kind == OP_PATCH:
-        pieces: list[patches.Piece] = [(low, size, frame) for low, size, frame in data]
-        if field.parts is None:
-            field.renew(count, crc, field.size - removed + patches.size_of(pieces))
-            return
-        data = patches.apply(field.slice(start, removed), pieces, STATE_BYTES_MAX)
-    if field.parts is not None:
-        field.splice(start, removed, data)
-    field.renew(count, crc, field.size - removed + len(data))
 
 
 def adopt(state: State, made: Plan, body_bytes_max: int) -> None:
@@ -242,45 +59,6 @@ def adopt(state: State, made: Plan, body_bytes_max: int) -> None:
 
 
 _KNOWN_OUTCOME = frozenset({OP_SET, OP_APPEND})
-
-
-def forget_large(state: State, body_bytes_max: int) -> None:
-    """Let go of the bytes of fields that are larger than `body_bytes_max`."""
-    for field in state.values():
-        if field.size > body_bytes_max:
-            field.parts = None
-
-
-def verify(state: State, name: str) -> bool:
-    """Whether the bytes of a field have the checksum, the size and the kind that the ops said. O(field)."""
-    field = state[name]
-    body = field.body()
-    return field.size == len(body) and crc32c(body) == field.crc
-
-
-def verify_parts(field: Field) -> bool:
-    """As `verify`, and chunks stay what they are: read again when somebody needs them. O(field)."""
-    crc = size = 0
-    for part in field.parts or ():
-        data = part.read() if isinstance(part, Chunk) else part
-        crc = crc32c(data, crc)
-        size += len(data)
-    return size == field.size and crc == field.crc
-
-
-def decode(state: State) -> dict[str, Any]:
-    """The state as a plain dict: the one decode of a load. O(size)."""
-    pieces: list[bytes] = [cbor.map_header(len(state))]
-    for name, field in state.items():
-        pieces.append(_encode(name))
-        if field.count != NO_COUNT:
-            pieces.append(cbor.array_header(field.count))
-        pieces.append(field.body())
-    decoded: dict[str, Any] = cbor.decode(b"".join(pieces))
-    return decoded
-
-
-# --- making ops ----------------------------------------------------------------------
 
 
 class Plan:
@@ -582,12 +360,3 @@ def _put(target: Any, part: Any, value: Any, change: Change) -> None:
         return
     _step(target, part, change)
     target[part] = value
-
-
-def check_size(bytes_after: int, where: str) -> None:
-    """LimitExceeded if a state would be larger than what one `load` can decode."""
-    if bytes_after > STATE_BYTES_MAX:
-        raise LimitExceeded(
-            f"{where}: the state would have {bytes_after} encoded bytes, the limit is {STATE_BYTES_MAX};"
-            " move large contents out of the state, or summarize the conversation"
-        )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from agentstore import deltas, records
+from agentstore import fields, records
 from agentstore.codec import zstd
 from agentstore.codec.crc import crc32c
-from agentstore.deltas import Chunk, Field, State
 from agentstore.engine.api import Reader
 from agentstore.errors import CheckpointNotFound, CorruptionError
+from agentstore.fields import Chunk, Field, State
 from agentstore.records import (
     CHECKPOINT,
     FLAG_SUMS,
@@ -137,14 +137,14 @@ def apply_record(state: State, raw: bytes, where: str, seq: int, *, check_each: 
         for op in records.payload_of(raw, where)[0]:
             if check_each:
                 _check_before(state, op)
-            deltas.apply(state, op)
-            if check_each and op[0] in (OP_SPLICE, OP_PATCH) and not deltas.verify_parts(state[op[1]]):
+            fields.apply(state, op)
+            if check_each and op[0] in (OP_SPLICE, OP_PATCH) and not fields.verify_parts(state[op[1]]):
                 raise CorruptionError(f"field {op[1]!r}: its bytes do not match their checksum")
     except CorruptionError as error:
         raise CorruptionError(f"{where}, checkpoint {seq}: {error}") from error
 
 
-def _check_before(state: State, op: deltas.Op) -> None:
+def _check_before(state: State, op: fields.Op) -> None:
     """Compare the checksum of an op whose outcome's follows from it alone."""
     if op[0] == OP_SET:
         matches = crc32c(op[2]) == op[3]
@@ -164,11 +164,11 @@ def verify(loaded: Loaded, reader: Reader, prefix: bytes, at: int, where: str) -
     """
     state = loaded.state
     for name in state:
-        if not deltas.verify(state, name):
+        if not fields.verify(state, name):
             load(reader, prefix, at, where, check_each=True)  # raises at the first op that does not match
             source = f"the snapshot at {loaded.snapshot_seq}" if loaded.snapshot_seq is not None else "the deltas"
             raise CorruptionError(f"{where}, checkpoint {at}, field {name!r}: {source} do not match the checksum")
-    if deltas.state_sum(state) != loaded.header.state_sum:
+    if fields.state_sum(state) != loaded.header.state_sum:
         raise CorruptionError(f"{where}, checkpoint {at}: the fields together do not match the checksum of the state")
 
 
@@ -179,13 +179,13 @@ def load_sums(reader: Reader, prefix: bytes, at: int, where: str) -> Loaded:
         raise CheckpointNotFound(f"{where}: there is no checkpoint {at}")
     found = Loaded({}, CheckpointHeader(raw, f"{where}, checkpoint {at}"), raw)
     line = _Line(reader, prefix, where)
-    later: list[tuple[int, list[deltas.Op]]] = []
+    later: list[tuple[int, list[fields.Op]]] = []
     state = found.state
     seq = at
     while True:
         payload = records.payload_of(raw, f"{where}, checkpoint {seq}")
         if raw[1] & FLAG_SUMS:
-            state.update(deltas.state_from_sums(payload[1]))
+            state.update(fields.state_from_sums(payload[1]))
             break
         later.append((seq, payload[0]))
         parent = parent_of(raw)
@@ -198,13 +198,13 @@ def load_sums(reader: Reader, prefix: bytes, at: int, where: str) -> Loaded:
     for seq, ops in reversed(later):
         for op in ops:
             try:
-                deltas.apply(state, op)
+                fields.apply(state, op)
             except CorruptionError as error:
                 raise CorruptionError(f"{where}, checkpoint {seq}: {error}") from error
     for field in state.values():
         field.parts = None
     found.since_sums = len(later)
-    if deltas.state_sum(state) != found.header.state_sum:
+    if fields.state_sum(state) != found.header.state_sum:
         raise CorruptionError(f"{where}, checkpoint {at}: the checksums of the fields do not match that of the state")
     return found
 
@@ -238,10 +238,10 @@ def read_snapshot(reader: Reader, prefix: bytes, seq: int, raw: bytes, where: st
             parts: list[bytes | Chunk] = [Chunk(of, index, length, read_chunk) for of, index, length in refs]
             if rest or not parts:
                 parts.append(rest)
-            state[name] = Field(deltas.name_crc(name), count, crc, size, parts)
+            state[name] = Field(fields.name_crc(name), count, crc, size, parts)
     except (ValueError, TypeError, AttributeError) as error:
         raise CorruptionError(f"{where}: the record is damaged: {error!r}") from error
-    if deltas.state_sum(state) != total:
+    if fields.state_sum(state) != total:
         raise CorruptionError(f"{where}: the checksums of the fields do not match that of the state")
     return state
 

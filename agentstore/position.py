@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from agentstore import clock, deltas, loading, records
+from agentstore import clock, deltas, fields, loading, records
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
-from agentstore.deltas import Plan, State
+from agentstore.deltas import Plan
 from agentstore.engine.api import Confirmed, Reader, Tx
 from agentstore.errors import CheckpointNotFound, CorruptionError, StaleThread, ThreadGone, ThreadNotFound
+from agentstore.fields import State
 from agentstore.records import FLAG_SUMS, REASON_CODES, Head, ThreadKeys, int_part, shown
 from agentstore.snapshots import DELTA_BYTES_MIN, DELTAS_MIN, is_due
 from agentstore.staging import Guard, Staged, encode_meta, written_nothing
@@ -101,8 +102,8 @@ class Position:
         if base is not self._state:
             guard = self._rewind_guard(parent, guard)
         size = self._size if base is self._state else sum([field.size for field in base.values()])
-        if size + plan.grown > deltas.STATE_BYTES_MAX:
-            deltas.check_size(size + plan.grown, f"thread {shown(self.id)}")
+        if size + plan.grown > fields.STATE_BYTES_MAX:
+            fields.check_size(size + plan.grown, f"thread {shown(self.id)}")
         since = self._since_sums
         flags = 0
         payload: list[Any] = [plan.ops]

@@ -49,8 +49,9 @@ VERSION = 1
 
 RECORD_BYTES_MAX: Final = 512 * 1024 * 1024
 """Most bytes that a compressed record may say it holds: more than one state, since a splice may hold most of it."""
-ZSTD_BYTES_MIN: Final = 160
-"""A payload shorter than this, in bytes, is stored as it is: a frame's 21 bytes and 10 µs save nothing."""
+ZSTD_BYTES_MIN: Final = 1024
+"""Payloads below this size, in bytes, are stored as they are: compressing the delta of one chat message takes a
+quarter of what a commit may cost and saves 300 bytes, which packing many deltas into one frame saves again."""
 
 THREAD_ID_BYTES_MAX = 4096
 NAME_KEY_BYTES_MAX = 400

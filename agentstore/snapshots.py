@@ -17,11 +17,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from agentstore import deltas, loading, records
+from agentstore import fields, loading, records
 from agentstore.codec import zstd
-from agentstore.deltas import Chunk, State
 from agentstore.engine.api import Reader, Tx
 from agentstore.errors import AgentStoreError, CorruptionError, ReadOnlyStore
+from agentstore.fields import Chunk, State
 from agentstore.records import FLAG_ZSTD, SNAPSHOT, VERSION, CheckpointHeader, ThreadKeys, int_part
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ def take(engine: EmbeddedEngine, number: int, seq: int, commit_id: bytes) -> boo
         if not _is_there(snap, keys, seq, commit_id) or snap.get(snapshot_key) is not None:
             return False
         loaded = loading.load(snap, keys.prefix, seq, where, check_each=True)
-        if deltas.state_sum(loaded.state) != loaded.header.state_sum:
+        if fields.state_sum(loaded.state) != loaded.header.state_sum:
             raise CorruptionError(f"{where}, checkpoint {seq}: the fields do not match the checksum of the state")
-        fields, chunks = _divide(loaded.state, seq)
-    flag, blob = records.squeeze(records.pack(fields))
+        divided, chunks = _divide(loaded.state, seq)
+    flag, blob = records.squeeze(records.pack(divided))
     record = SNAPSHOT.pack(VERSION, flag, commit_id, loaded.header.state_sum) + blob
     written = len(record) + sum([len(data) for data in chunks])
     state_bytes = sum([field.size for field in loaded.state.values()])
@@ -155,7 +155,7 @@ def _is_there(reader: Reader, keys: ThreadKeys, seq: int, commit_id: bytes) -> b
 
 def _divide(state: State, seq: int) -> tuple[list[Any], list[bytes]]:
     """The fields as the record has them, and the new chunks as they are stored."""
-    fields: list[Any] = []
+    divided: list[Any] = []
     chunks: list[bytes] = []
     for name, field in state.items():
         assert field.parts is not None
@@ -168,8 +168,8 @@ def _divide(state: State, seq: int) -> tuple[list[Any], list[bytes]]:
                 frame = zstd.compress(piece)
                 chunks.append(bytes((FLAG_ZSTD,)) + frame if len(frame) < len(piece) else b"\0" + piece)
             rest = b""
-        fields.append([name, field.crc, field.count, field.size, refs, rest])
-    return fields, chunks
+        divided.append([name, field.crc, field.count, field.size, refs, rest])
+    return divided, chunks
 
 
 # --- thinning ------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def drop(engine: EmbeddedEngine, number: int, seq: int) -> bool:
         except AgentStoreError as error:
             logger.warning("%s: the snapshot at %d is kept: %s", where, seq, error)
             return False
-        if deltas.sums_of(kept) != deltas.sums_of(rebuilt.state):
+        if fields.sums_of(kept) != fields.sums_of(rebuilt.state):
             logger.warning("%s: the snapshot at %d is kept: the deltas lead to another state", where, seq)
             return False
 

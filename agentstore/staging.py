@@ -20,8 +20,9 @@ from agentstore.errors import AgentStoreError, CommitUnknown, Fenced, StaleThrea
 from agentstore.records import CHECKPOINT, FLAG_SUMS, HEAD, VERSION, Head, ThreadKeys, int_part, shown
 
 if TYPE_CHECKING:
-    from agentstore.deltas import Plan, State
+    from agentstore.deltas import Plan
     from agentstore.effects import EffectCall
+    from agentstore.fields import State
     from agentstore.position import Position
 
 Guard = Callable[[Tx], None]

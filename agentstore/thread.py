@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentstore import deleting, deltas, loading, records
+from agentstore import deleting, deltas, fields, loading, records
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
 from agentstore.engine.api import Tx
@@ -122,7 +122,7 @@ class Thread(Position):
         ({'step': 2}, {'step': 1})
         """
         if at is not None:
-            return deltas.decode(self._load_at(at).state)
+            return fields.decode(self._load_at(at).state)
         pending = self._pending
         if pending is not None or self._stale:
             self._store._engine.transact(self._read_head)
@@ -138,8 +138,8 @@ class Thread(Position):
             if pending is not None and head.uuid == self._uuid:
                 self.recovered = self._landed(snap, keys, pending)
         self._stand(keys, raw, head, loaded)
-        state = deltas.decode(loaded.state)
-        deltas.forget_large(loaded.state, BODY_BYTES_MAX)
+        state = fields.decode(loaded.state)
+        fields.forget_large(loaded.state, BODY_BYTES_MAX)
         self._ask_for_snapshot()
         return state
 

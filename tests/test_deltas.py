@@ -9,9 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentstore import Append, Change, Delete, InvalidChange, LimitExceeded, Set, Splice, UnencodableState, deltas
-from agentstore.deltas import State
+from agentstore import (
+    Append,
+    Change,
+    Delete,
+    InvalidChange,
+    LimitExceeded,
+    Set,
+    Splice,
+    UnencodableState,
+    deltas,
+    fields,
+)
+from agentstore.codec import cbor
 from agentstore.errors import CorruptionError
+from agentstore.fields import State
 from agentstore.records import OP_APPEND, OP_ORDER, OP_PATCH, OP_SET, OP_SPLICE, pack
 
 LARGE = 8 * 1024 * 1024
@@ -29,26 +41,26 @@ def state_of(value: dict[str, Any]) -> State:
 
 def commit(state: State, *changes: Change) -> deltas.Plan:
     """Plan and adopt; and `apply` of the stored ops to a copy leads to the same."""
-    other = state_of(deltas.decode(state))
-    before = deltas.state_sum(state)
+    other = state_of(fields.decode(state))
+    before = fields.state_sum(state)
     made = deltas.plan(state, changes, no_fetch)
     expected = made.sum_after(before, state)
     sizes = sum(field.size for field in state.values())
     deltas.adopt(state, made, LARGE)
-    assert deltas.state_sum(state) == expected
+    assert fields.state_sum(state) == expected
     assert sum(field.size for field in state.values()) == sizes + made.grown
     for op in made.ops:
-        deltas.apply(other, op)
-    assert deltas.sums_of(other) == deltas.sums_of(state)
-    assert all(deltas.verify(state, name) and deltas.verify(other, name) for name in state)
-    assert deltas.decode(other) == deltas.decode(state)
+        fields.apply(other, op)
+    assert fields.sums_of(other) == fields.sums_of(state)
+    assert all(fields.verify(state, name) and fields.verify(other, name) for name in state)
+    assert fields.decode(other) == fields.decode(state)
     return made
 
 
 def after(value: dict[str, Any], *changes: Change) -> dict[str, Any]:
     state = state_of(value)
     commit(state, *changes)
-    return deltas.decode(state)
+    return fields.decode(state)
 
 
 # --- what changes do ---------------------------------------------------------------------
@@ -112,7 +124,7 @@ def test_a_change_that_does_not_fit_changes_nothing(change: Change, message: str
     state = state_of(value)
     with pytest.raises(InvalidChange, match=message):
         deltas.plan(state, (Set("step", 2), change), no_fetch)
-    assert deltas.decode(state) == value
+    assert fields.decode(state) == value
 
 
 @pytest.mark.parametrize("path", [(), 1, ["a"], (1,), ("a",) * 65, None])
@@ -202,8 +214,8 @@ def test_a_large_value_that_changed_a_little_is_a_patch() -> None:
     blind["page"].parts = None
     made = deltas.plan(blind, (Set("page", edited),), lambda name: body)
     assert [op[0] for op in made.ops] == [OP_PATCH]
-    deltas.apply(blind, made.ops[0])
-    assert deltas.sums_of(blind) == deltas.sums_of(state)
+    fields.apply(blind, made.ops[0])
+    assert fields.sums_of(blind) == fields.sums_of(state)
 
 
 def test_equal_values_are_no_ops() -> None:
@@ -223,7 +235,7 @@ def test_commit_state_finds_what_differs() -> None:
     del value["a"]
     made = deltas.plan_state(state, value, no_fetch)
     deltas.adopt(state, made, LARGE)
-    assert deltas.decode(state) == value
+    assert fields.decode(state) == value
 
 
 def test_commit_state_keeps_the_order_of_fields() -> None:
@@ -232,20 +244,20 @@ def test_commit_state_keeps_the_order_of_fields() -> None:
     made = deltas.plan_state(state, new, no_fetch)
     assert [op[0] for op in made.ops][-1] == OP_ORDER
     deltas.adopt(state, made, LARGE)
-    assert list(deltas.decode(state)) == list(new)
+    assert list(fields.decode(state)) == list(new)
 
 
 def test_types_are_compared_not_only_values() -> None:
     for old, new in ((1, True), (1, 1.0), ([1], (1,)), (0.0, -0.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1})):
         state = state_of({"v": old})
         deltas.adopt(state, deltas.plan_state(state, {"v": new}, no_fetch), LARGE)
-        [value] = deltas.decode(state).values()
+        [value] = fields.decode(state).values()
         assert repr(value) == repr(new)
 
 
 def test_a_state_over_the_limit_is_refused() -> None:
     with pytest.raises(LimitExceeded, match="thread 't'"):
-        deltas.check_size(deltas.STATE_BYTES_MAX + 1, "thread 't'")
+        fields.check_size(fields.STATE_BYTES_MAX + 1, "thread 't'")
 
 
 # --- damage ----------------------------------------------------------------------------------
@@ -272,7 +284,7 @@ def test_a_state_over_the_limit_is_refused() -> None:
 )
 def test_an_op_that_does_not_fit_is_corruption(op: Any) -> None:
     with pytest.raises(CorruptionError):
-        deltas.apply(state_of({"step": 1, "h": [1, 2, 3]}), op)
+        fields.apply(state_of({"step": 1, "h": [1, 2, 3]}), op)
 
 
 def test_verify_sees_every_flipped_bit() -> None:
@@ -282,7 +294,7 @@ def test_verify_sees_every_flipped_bit() -> None:
         wrong = bytearray(body)
         wrong[bit // 8] ^= 1 << bit % 8
         state["h"].parts = [bytes(wrong)]
-        assert not deltas.verify(state, "h")
+        assert not fields.verify(state, "h")
 
 
 @given(st.lists(st.binary(max_size=30), max_size=6), st.integers(0, 100), st.integers(0, 100), st.binary(max_size=10))
@@ -290,6 +302,29 @@ def test_splicing_parts_is_splicing_bytes(parts: list[bytes], start: int, remove
     whole = b"".join(parts)
     start = min(start, len(whole))
     removed = min(removed, len(whole) - start)
-    field = deltas.Field(0, -1, 0, len(whole), list(parts))
+    field = fields.Field(0, -1, 0, len(whole), list(parts))
     field.splice(start, removed, data)
     assert field.body() == whole[:start] + data + whole[start + removed :]
+
+
+nested = st.recursive(
+    st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary(max_size=300)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner), st.tuples(inner)),
+)
+
+
+@given(st.lists(nested, max_size=8))
+def test_items_of_finds_the_items(items: list[Any]) -> None:
+    encoded = [cbor.encode(item) for item in items]
+    assert list(fields.items_of(b"".join(encoded))) == encoded
+    for cut in range(1, len(encoded[-1]) if encoded else 0):
+        with pytest.raises((ValueError, IndexError)):
+            list(fields.items_of(encoded[-1][:-cut]))
+
+
+@pytest.mark.parametrize("levels", range(90, 101))
+def test_what_can_be_committed_can_be_loaded_however_deep(levels: int) -> None:
+    deep: Any = 1
+    for _ in range(levels):
+        deep = [deep]
+    assert after({}, Append("list", deep, 2), Set("value", deep)) == {"list": [deep, 2], "value": deep}
