@@ -127,11 +127,13 @@ class FaultyFiles(Files):
             if call.name == "pwrite":
                 partly(action.part)
             raise OSError(action.errno, os.strerror(action.errno), call.path or None)
-        if action.when == "after":
-            run()
-        elif action.when == "inside":
-            partly(action.part)
-        return die()
+        try:
+            if action.when == "after":
+                run()
+            elif action.when == "inside":
+                partly(action.part)
+        finally:
+            die()
 
     def _action(self, call: Call) -> Error | Kill | None:
         fault = self._fault
