@@ -72,7 +72,11 @@ class Set(Change):
     __slots__ = ("value",)
 
     def __init__(self, path: Path, value: Any) -> None:
-        Change.__init__(self, path)
+        if path.__class__ is str:  # as in Append
+            self.field = path
+            self.rest = ()
+        else:
+            self._long_path(path)
         self.value = value
 
     def __repr__(self) -> str:
@@ -106,7 +110,11 @@ class Append(Change):
     __slots__ = ("items",)
 
     def __init__(self, path: Path, *items: Any) -> None:
-        Change.__init__(self, path)
+        if path.__class__ is str:  # said here once more: every commit makes one
+            self.field = path
+            self.rest = ()
+        else:
+            self._long_path(path)
         self.items = items
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from agentstore import patches
 from agentstore.changes import Append, Change, Delete, Set, Splice
 from agentstore.codec import cbor
-from agentstore.codec.crc import crc32c
+from agentstore.codec.crc import crc32c, extend
 from agentstore.errors import InvalidChange, UnencodableState
 from agentstore.fields import Field, Op, State, apply, name_crc, split, sums_of, unsplit
 from agentstore.records import NO_COUNT, OP_APPEND, OP_DELETE, OP_ORDER, OP_PATCH, OP_SET, OP_SPLICE
@@ -93,7 +93,10 @@ def plan(state: State, changes: tuple[Change, ...], fetch: Fetch) -> Plan:
     """
     made = Plan()
     after = made.after
-    deep = {change.field for change in changes if change.rest or change.__class__ is Splice}
+    deep: set[str] = set()
+    for change in changes:
+        if change.rest or change.__class__ is Splice:
+            deep.add(change.field)
     editors: dict[str, _Editor] = {}
     for change in changes:
         kind = change.__class__
@@ -139,7 +142,7 @@ def _append(made: Plan, name: str, old: Field | None, items: tuple[Any, ...]) ->
     if old is None:
         _put_whole(made, name, None, count, body)
         return
-    crc = crc32c(body, old.crc)
+    crc = extend(old.crc, body)
     made.ops.append([OP_APPEND, name, body, crc, count])
     made.after[name] = Field(old.name_crc, count, crc, old.size + len(body), None)
     made.grown += len(body)
@@ -160,7 +163,7 @@ def _set(made: Plan, name: str, old: Field | None, value: Any, fetch: Fetch | No
 
 
 def _put_whole(made: Plan, name: str, old: Field | None, count: int, body: bytes) -> None:
-    crc = crc32c(body)
+    crc = extend(0, body)
     made.ops.append([OP_SET, name, body, crc, count])
     made.after[name] = Field(_new_name_crc(name) if old is None else old.name_crc, count, crc, len(body), None)
     made.grown += len(body) - (0 if old is None else old.size)

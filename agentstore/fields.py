@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from agentstore import patches
 from agentstore.codec import cbor
-from agentstore.codec.crc import crc32c
+from agentstore.codec.crc import crc32c, extend
 from agentstore.errors import CorruptionError, LimitExceeded
 from agentstore.records import NO_COUNT, OP_APPEND, OP_DELETE, OP_ORDER, OP_PATCH, OP_SET, OP_SPLICE
 
@@ -58,14 +58,14 @@ class Field:
         self.crc = crc
         self.size = size
         self.parts = parts
-        self.digest = crc32c(_DIGEST.pack(count, crc, size, name_crc))
+        self.digest = extend(0, _DIGEST.pack(count, crc, size, name_crc))
 
     def renew(self, count: int, crc: int, size: int) -> None:
         """Take over the checksum after an op."""
         self.count = count
         self.crc = crc
         self.size = size
-        self.digest = crc32c(_DIGEST.pack(count, crc, size, self.name_crc))
+        self.digest = extend(0, _DIGEST.pack(count, crc, size, self.name_crc))
 
     def body(self) -> bytes:
         """All bytes of the field, joined once. Only where `parts` is not None."""
@@ -76,6 +76,15 @@ class Field:
         joined = parts[0]
         assert isinstance(joined, bytes)
         return joined
+
+    def read(self) -> list[bytes]:
+        """The parts with all chunks read. Only where `parts` is not None."""
+        parts = self.parts
+        assert parts is not None
+        for index, part in enumerate(parts):
+            if isinstance(part, Chunk):
+                parts[index] = part.read()
+        return parts  # type: ignore[return-value]  # no chunk is left
 
     def splice(self, start: int, removed: int, data: bytes) -> None:
         """Replace `removed` bytes from `start` by `data`; chunks that lie before stay unread."""
@@ -205,10 +214,13 @@ def forget_large(state: State, body_bytes_max: int) -> None:
 
 
 def verify(state: State, name: str) -> bool:
-    """Whether the bytes of a field have the checksum, the size and the kind that the ops said. O(field)."""
+    """Whether the bytes of a field, which are in memory then, have the checksum and the size that the ops said. O(field)."""
     field = state[name]
-    body = field.body()
-    return field.size == len(body) and crc32c(body) == field.crc
+    crc = size = 0
+    for part in field.read():
+        crc = crc32c(part, crc)
+        size += len(part)
+    return size == field.size and crc == field.crc
 
 
 def verify_parts(field: Field) -> bool:
@@ -228,9 +240,9 @@ def decode(state: State) -> dict[str, Any]:
         pieces.append(cbor.encode(name))
         if field.count != NO_COUNT:
             pieces.append(cbor.array_header(field.count))
-        pieces.append(field.body())
+        pieces += field.read()
     try:
-        decoded: dict[str, Any] = cbor.decode(b"".join(pieces))
+        decoded: dict[str, Any] = cbor.decode_joined(pieces)
     except LimitExceeded:
         # Items were encoded alone, and may be as deep as a value may be: two levels less than the whole state is.
         return {name: _decode_alone(field) for name, field in state.items()}

@@ -106,11 +106,11 @@ class Position:
             fields.check_size(size + plan.grown, f"thread {shown(self.id)}")
         since = self._since_sums
         flags = 0
-        payload: list[Any] = [plan.ops]
+        sums: list[Any] | None = None
         if base is not self._state or (since >= SUMS_EVERY and since * 8 >= len(base)):
             flags = FLAG_SUMS
-            payload.append(deltas.sums_after(base, plan))
-        zipped, blob = records.squeeze(records.pack(payload))
+            sums = deltas.sums_after(base, plan)
+        zipped, blob = records.squeeze(records.pack_payload(plan.ops, sums))
         return Staged(
             self,
             base,
@@ -214,9 +214,9 @@ class Position:
         self._head_raw = staged.written_head
         self._head_token = staged.written_token
         self._checkpoint = checkpoint
-        self._since_sums = 0 if staged.has_sums else self._since_sums + 1
+        self._since_sums = 0 if staged.flags & FLAG_SUMS else self._since_sums + 1
         self._since_snapshot += 1
-        self._since_bytes += staged.stored_bytes
+        self._since_bytes += len(staged.body)
         if self._since_snapshot >= self._ask_at or self._since_bytes >= DELTA_BYTES_MIN:
             self._ask_for_snapshot()
 

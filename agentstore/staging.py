@@ -17,7 +17,7 @@ from agentstore.checkpoint import Checkpoint
 from agentstore.codec import cbor
 from agentstore.engine.api import Tx
 from agentstore.errors import AgentStoreError, CommitUnknown, Fenced, StaleThread, StoreFailed, ThreadGone
-from agentstore.records import CHECKPOINT, FLAG_SUMS, HEAD, VERSION, Head, ThreadKeys, int_part, shown
+from agentstore.records import CHECKPOINT, HEAD, VERSION, Head, ThreadKeys, int_part, shown
 
 if TYPE_CHECKING:
     from agentstore.deltas import Plan
@@ -33,9 +33,7 @@ class Staged:
     """One commit on its way. Used by the thread of its handle, once."""
 
     __slots__ = (
-        "_body",
         "_created_us",
-        "_flags",
         "_guard",
         "_intents",
         "_meta",
@@ -44,7 +42,9 @@ class Staged:
         "_reason_code",
         "_thread",
         "base",
+        "body",
         "commit_id",
+        "flags",
         "parent",
         "plan",
         "seq",
@@ -81,27 +81,17 @@ class Staged:
         self.plan = plan
         self.state_sum = state_sum
         self._created_us = created_us
-        self._flags = flags
+        self.flags = flags
         self._reason = reason
         self._reason_code = records.REASON_CODES[reason]
         self._meta = meta
         self._meta_bytes = meta_bytes
-        self._body = body
+        self.body = body
         self._intents = intents
         self._guard = guard
         self.written_keys: ThreadKeys | None = None
         self.written_head = b""
         self.written_token = 0
-
-    @property
-    def has_sums(self) -> bool:
-        """Whether the record has the checksums of all fields."""
-        return bool(self._flags & FLAG_SUMS)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of the record's variable part."""
-        return len(self._body)
 
     # --- inside the transaction ------------------------------------------------------
 
@@ -128,10 +118,10 @@ class Staged:
         tx.put(
             keys.checkpoints + int_part(seq),
             CHECKPOINT.pack(
-                VERSION, self._flags, self._reason_code, 0, self._meta_bytes, 0 if parent is None else parent + 1,
+                VERSION, self.flags, self._reason_code, 0, self._meta_bytes, 0 if parent is None else parent + 1,
                 self._created_us, tx.lsn, self.commit_id, self.state_sum,
             )
-            + self._body,
+            + self.body,
         )  # fmt: skip
         self.written_head = head = HEAD.pack(VERSION, 0, thread._uuid, seq, seq + 1, token, self.commit_id)
         self.written_token = token

@@ -55,7 +55,9 @@ HAVE_FAST: Final = _extend is not None
 """True when google_crc32c's C extension does the work."""
 
 if _extend is not None:
-    _fast = _extend
+    extend: Final = _extend
+    """`crc32c` with its arguments the other way round, ``extend(crc, data)``: without a call in between, for the path
+    of every commit."""
 
     def crc32c(data: bytes, crc: int = 0) -> int:
         """CRC-32C of `data`; with `crc`, of what `crc` was computed over followed by `data`. O(n).
@@ -65,10 +67,14 @@ if _extend is not None:
         >>> crc32c(b"6789", crc32c(b"12345")) == crc32c(b"123456789")
         True
         """
-        return _fast(crc, data)
+        return extend(crc, data)
 
 else:
     _slow = _crcmod()
+
+    def extend(crc: int, data: bytes) -> int:
+        """`crc32c` with its arguments the other way round."""
+        return _slow(data, crc)
 
     def crc32c(data: bytes, crc: int = 0) -> int:
         """CRC-32C of `data`; with `crc`, of what `crc` was computed over followed by `data`. O(n)."""

@@ -22,7 +22,7 @@ class FileLock:
         self._files = files
         self.path = path
         self.threads = threading.Lock()
-        """The lock in front: who holds it may look around before it goes to the kernel (`lock_file`)."""
+        """The lock in front: who holds it may look around before it goes to the kernel."""
         self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
 
     def acquire(self, *, wait: bool = True) -> bool:
@@ -44,12 +44,10 @@ class FileLock:
         finally:
             self.threads.release()
 
-    def lock_file(self) -> None:
-        """The part between processes, holding `threads`."""
-        self._files.lock(self._fd)
-
-    def unlock_file(self) -> None:
-        self._files.unlock(self._fd)
+    @property
+    def fd(self) -> int:
+        """The descriptor to flock, for who holds `threads`: the part between processes."""
+        return self._fd
 
     def __enter__(self) -> None:
         self.acquire()

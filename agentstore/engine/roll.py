@@ -14,7 +14,7 @@ from agentstore.engine.control import LAST_SEGMENT
 from agentstore.engine.parts import Parts
 from agentstore.engine.segment import FRAME_BYTES, FRAMES_AT, SEGMENT_BYTES, Header
 from agentstore.engine.sync import Syncer
-from agentstore.engine.tail import POSITION_KEY, TailPosition, encode_position
+from agentstore.engine.tail import POSITION_KEY, TailPosition, pack_position
 
 PAGE_BYTES = 4096
 
@@ -97,6 +97,6 @@ class Roller:
         except OSError as error:
             raise parts.poison(error, f"sync of the header of segment {number}") from error
         parts.check()
-        txn.put(POSITION_KEY, encode_position(position.lsn, number, epoch, file, size, FRAMES_AT, position.crc, False))
+        txn.put(POSITION_KEY, pack_position(position.lsn, number, epoch, file, size, FRAMES_AT, position.crc, False))
         txn.commit()
         parts.segments.remember_last(position.file, position.epoch, position.lsn)

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from agentstore.codec.crc import crc32c
+from agentstore.codec.crc import crc32c, extend
 
 FORMAT_VERSION = 1
 
@@ -39,8 +39,7 @@ HEADER_CRC = struct.Struct("<I")
 HEADER_BYTES = HEADER.size + HEADER_CRC.size
 FRAME = struct.Struct("<QIIQQI")
 FRAME_BYTES = FRAME.size
-_COVERED = struct.Struct("<QQI")
-_LENGTH = struct.Struct("<I")
+_COVERED = struct.Struct("<IQQI")  # what a frame's CRC covers between epoch and payload
 _EPOCH = struct.Struct("<Q")
 ITEM = struct.Struct("<HI")
 DELETED = 0xFFFFFFFF
@@ -144,9 +143,9 @@ def encode_frame(
     epoch: int, seed: int, lsn: int, durable_lsn: int, previous_crc: int, payload: bytes
 ) -> tuple[bytes, int]:
     """The bytes of a frame and its CRC. `seed` is ``epoch_crc(epoch)``, computed once per segment."""
-    covered = _COVERED.pack(lsn, durable_lsn, previous_crc)
-    crc = crc32c(payload, crc32c(_LENGTH.pack(len(payload)) + covered, seed))
-    return FRAME.pack(epoch ^ MARKER_MASK, len(payload), crc, lsn, durable_lsn, previous_crc) + payload, crc
+    size = len(payload)
+    crc = extend(extend(seed, _COVERED.pack(size, lsn, durable_lsn, previous_crc)), payload)
+    return FRAME.pack(epoch ^ MARKER_MASK, size, crc, lsn, durable_lsn, previous_crc) + payload, crc
 
 
 def frame_at(data: bytes, at: int, epoch: int) -> Frame | None:

@@ -21,6 +21,7 @@ class Syncer:
         self._lock = parts.sync_lock
         self._position = parts.tail.position
         self._fd = parts.segments.fd
+        self._files = parts.files
         self._fdatasync = parts.files.fdatasync
         self.written: TailPosition | None = None
         """Where the newest commit of this process ended."""
@@ -36,12 +37,13 @@ class Syncer:
                 if words[DURABLE_LSN] >= lsn:
                     break  # the leader before us synced for us
                 try:
-                    lock.lock_file()
+                    fd = lock.fd
+                    self._files.lock(fd)
                     try:
                         if words[DURABLE_LSN] < lsn:
                             self._lead()
                     finally:
-                        lock.unlock_file()
+                        self._files.unlock(fd)
                 except OSError as error:
                     raise self._parts.fault(error, "the sync lock") from error
 

@@ -8,7 +8,7 @@ kernel frees it if the holder dies.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lmdb
@@ -42,30 +42,23 @@ class TailPosition(NamedTuple):
     must_roll: bool
 
 
-_new_tuple: Callable[[type[TailPosition], tuple[Any, ...]], TailPosition] = tuple.__new__
+new_tuple: Callable[[type[TailPosition], tuple[Any, ...]], TailPosition] = tuple.__new__
+"""``new_tuple(TailPosition, fields)`` is what `TailPosition._make` does after a check: for the path of every commit."""
 
-
-def make_position(*fields: int) -> TailPosition:
-    return _new_tuple(TailPosition, fields)
+pack_position = _POSITION.pack
+unpack_position = _POSITION.unpack
 
 
 def decode_position(raw: bytes) -> TailPosition:
-    # On the path of every commit, twice: `_make` is a Python function that does this after a check of the length.
-    return _new_tuple(TailPosition, _POSITION.unpack(raw))
+    return new_tuple(TailPosition, unpack_position(raw))
 
 
-def encode_position(
-    lsn: int, segment: int, epoch: int, file: int, size: int, offset: int, crc: int, must_roll: bool
-) -> bytes:
-    return _POSITION.pack(lsn, segment, epoch, file, size, offset, crc, must_roll)
-
-
-def put_batch(txn: Any, batch: Iterable[tuple[bytes, bytes | None]], lsn: int) -> None:
+def put_batch(txn: Any, batch: dict[bytes, bytes | None], lsn: int) -> None:
     """Put the writes of frame `lsn` as they are."""
     stamp = ENTRY.pack(lsn)
     live = stamp + b"\1"
     put = txn.put
-    for key, value in batch:
+    for key, value in batch.items():
         put(key, stamp + b"\0" if value is None else live + value)
 
 
@@ -87,7 +80,7 @@ class Tail:
         env = open_environment(files, path, sync=False, create=True)
         try:
             with env.begin(write=True) as txn:
-                txn.put(POSITION_KEY, encode_position(*position))
+                txn.put(POSITION_KEY, pack_position(*position))
         finally:
             env.close()
 

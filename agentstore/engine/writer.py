@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import lmdb
 
-from agentstore.engine.control import DURABLE_LSN, FAILED, WRITING_LSN
+from agentstore.engine.control import DURABLE_LSN, FAILED, LAST_SEGMENT, WRITING_LSN
 from agentstore.engine.files import FULL_DISK
 from agentstore.engine.lmdbfile import translate_lmdb
 from agentstore.engine.parts import Parts
@@ -33,10 +33,10 @@ from agentstore.engine.sync import Syncer
 from agentstore.engine.tail import (
     POSITION_KEY,
     TailPosition,
-    decode_position,
-    encode_position,
-    make_position,
+    new_tuple,
+    pack_position,
     put_batch,
+    unpack_position,
 )
 from agentstore.engine.transaction import Transaction
 from agentstore.errors import AgentStoreError, CommitUnknown, DiskFull, LimitExceeded, StoreFailed
@@ -212,7 +212,7 @@ class Writer:
             try:
                 if words[FAILED]:
                     raise self._parts.failure()
-                position = decode_position(txn.get(POSITION_KEY))
+                position = new_tuple(TailPosition, unpack_position(txn.get(POSITION_KEY)))
                 if words[WRITING_LSN] <= position.lsn or position.must_roll or not self._finish_dead(txn, position):
                     return txn, position
                 # Committed at once, so that it stays even if what comes next writes nothing or raises.
@@ -226,7 +226,7 @@ class Writer:
         txn, start = self._begin()
         first = at
         try:
-            if self._roller.due(start):
+            if start.must_roll or self._words[LAST_SEGMENT] > start.segment:
                 self._room = 0
                 return at
             position = start
@@ -252,7 +252,7 @@ class Writer:
                         tx.base_txn.abort()
                 at += 1
             if position is not start:
-                txn.put(POSITION_KEY, encode_position(*position))
+                txn.put(POSITION_KEY, pack_position(*position))
                 txn.commit()
                 self._syncer.written = position
             return at
@@ -297,8 +297,8 @@ class Writer:
         except OSError as error:
             self._not_written(error, fd, frame, position)
         request.lsn = lsn
-        put_batch(txn, tx.writes.items(), lsn)
-        return make_position(lsn, segment, epoch, file, size, end, crc, False)
+        put_batch(txn, tx.writes, lsn)
+        return new_tuple(TailPosition, (lsn, segment, epoch, file, size, end, crc, False))
 
     def _not_written(self, error: OSError, fd: int, frame: bytes, position: TailPosition) -> None:
         """Raise what a failed write of a frame means; back if the frame is complete all the same."""
@@ -341,9 +341,9 @@ class Writer:
         frame = frame_at(data, 0, position.epoch)
         if frame is None:
             return False
-        put_batch(txn, decode_batch(data[FRAME_BYTES:]), lsn)
+        put_batch(txn, dict(decode_batch(data[FRAME_BYTES:])), lsn)
         after = position._replace(lsn=lsn, offset=position.offset + frame.end, crc=frame.crc)
-        txn.put(POSITION_KEY, encode_position(*after))
+        txn.put(POSITION_KEY, pack_position(*after))
         self.finished_dead += 1
         return True
 
