@@ -1,6 +1,6 @@
 """The loop that moves an agent one step only after the write of the step before is confirmed.
 
->>> from agentstore.testing import scratch_store
+>>> from agentstore.testing.scratch import scratch_store
 >>> @tool(recovery="read")
 ... def weather(city: str) -> str:
 ...     '''The weather in a city.'''
