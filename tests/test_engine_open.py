@@ -191,7 +191,12 @@ def test_a_newer_format_is_refused_with_what_to_do(closed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda raw: raw[:20], lambda raw: raw[:17] + bytes([raw[17] ^ 1]) + raw[18:], lambda raw: raw[:-1] + b"?"]
+    "spoil",
+    [
+        lambda raw: raw[:20],
+        lambda raw: raw[:17] + bytes([raw[17] ^ 1]) + raw[18:],
+        lambda raw: raw[:-1] + bytes([raw[-1] ^ 128]),
+    ],
 )
 def test_a_damaged_format_is_damage(closed: Path, spoil: Callable[[bytes], bytes]) -> None:
     (closed / "FORMAT").write_bytes(spoil((closed / "FORMAT").read_bytes()))

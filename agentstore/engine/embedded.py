@@ -21,7 +21,7 @@ from agentstore.engine.fold import WAL_SOFT_BYTES, Folder
 from agentstore.engine.gate import Gate
 from agentstore.engine.lmdbfile import MAP_BYTES, allow_reopening, translate_lmdb
 from agentstore.engine.opening import Opening, close_store, on_read_only_file_system, open_frozen, typed
-from agentstore.engine.parts import JOB_LOCK, Parts
+from agentstore.engine.parts import JOB_LOCK, LOCK, Parts
 from agentstore.engine.sync import Syncer
 from agentstore.engine.view import FrozenView, View
 from agentstore.engine.writer import Writer
@@ -142,7 +142,7 @@ class EmbeddedEngine:
         if not files.is_directory(path):
             return None
         there = process.engines.get(files.path_identity(path))
-        if not isinstance(there, EmbeddedEngine) or there._gone is not None:
+        if not isinstance(there, EmbeddedEngine) or there._gone is not None or there._was_deleted(path):
             return None
         if there._options != options:
             raise StoreAlreadyOpen(
@@ -151,6 +151,16 @@ class EmbeddedEngine:
             )
         there._users += 1
         return there
+
+    def _was_deleted(self, path: str) -> bool:
+        """Whether the files that are open were deleted: then they are done with. What has the name, or the inode, of
+        their directory now is another store."""
+        if self._frozen is not None or self._files.same_file(self._lock, os.path.join(path, LOCK)):
+            return False
+        if not self._gate.held_here:
+            self._stop_background()
+            self._release(StoreFailed(f"the files of the store {path} were deleted while it was open"), clear=False)
+        return True
 
     def _open(self, *, create: bool, map_bytes: int) -> None:
         opened = Opening(self._files, self.path, create=create, map_bytes=map_bytes).run()

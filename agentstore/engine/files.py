@@ -170,6 +170,11 @@ class Files:
     def read_only_file_system(self, path: str) -> bool:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
+    def free_bytes(self, path: str) -> int:
+        """Room for more on the file system that holds `path`."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
     def file_system(self, path: str) -> str:
         """The type of the file system that holds `path` (``ext4``), or an empty text where it is not known."""
         try:

@@ -41,7 +41,7 @@ class Folder:
             finally:
                 lock.release()
         except lmdb.Error as error:
-            raise self._failed(error, "fold") from error
+            raise self._failed(error, self._parts.path) from error
         except OSError as error:
             raise self._parts.fault(error, "a fold") from error
         self.folds += 1

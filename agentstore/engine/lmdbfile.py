@@ -12,7 +12,7 @@ from lmdb import _envid
 from lmdb.verify import VerifyError
 from lmdb.verify import verify as _verify
 
-from agentstore.engine.files import FULL_DISK, Files
+from agentstore.engine.files import FULL_DISK, Files, default_files
 from agentstore.errors import AgentStoreError, CorruptionError, DiskFull, OutOfResources, StoreFailed, StoreFull
 
 _walk: Callable[..., list[str]] = _verify
@@ -21,6 +21,9 @@ _guard: Any = _envid
 MAP_BYTES = 1 << 40
 """Size of the memory map of each LMDB file, in bytes: address space, not memory or disk. The same in
 every process, since growing a map under others is not safe; past it is `StoreFull`."""
+
+NO_ROOM_BYTES = 1024 * 1024
+"""With less than this free a disk is full: a write that found no room for its rest has taken what there was."""
 
 READERS_MAX = 1024
 LOCK_BYTES = 128 * 1024
@@ -92,6 +95,17 @@ def allow_reopening() -> None:
     _guard.env_keys = lambda path, subdir: tuple((*key, os.getpid()) for key in inherited(path, subdir))
 
 
+def _no_room(path: str) -> bool:
+    """LMDB calls it EIO when the disk took the first part of a write and had no room for the rest. A disk that
+    really fails while it is full is taken for a full one: the transaction is gone in either case, and the next
+    one writes all of its pages itself.
+    """
+    try:
+        return default_files().free_bytes(path) < NO_ROOM_BYTES
+    except OSError:
+        return False
+
+
 def translate_lmdb(error: lmdb.Error, path: str) -> AgentStoreError:
     """The typed error for what LMDB raised about `path`."""
     code = getattr(error, "code", 0)
@@ -99,7 +113,7 @@ def translate_lmdb(error: lmdb.Error, path: str) -> AgentStoreError:
         return StoreFull(
             f"{path} reached the size of its map (MAP_BYTES = {MAP_BYTES}); compact the store or delete threads"
         )
-    if code in FULL_DISK:
+    if code in FULL_DISK or (code == errno.EIO and _no_room(path)):
         return DiskFull(f"no space left for {path}; nothing was lost, free some and try again")
     if isinstance(error, lmdb.ReadersFullError) or code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return OutOfResources(f"{path}: {error}; close snapshots or raise the limit, nothing was lost")

@@ -19,6 +19,8 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 SHUTDOWN = 0x8004587D
@@ -133,6 +135,10 @@ class LoopDisk:
         self.unplug()
         self.plug(*options)
 
+    def grow(self, real_mib: int) -> None:
+        """Give the tmpfs under the image more room."""
+        _run("mount", "-o", f"remount,size={real_mib}M", self._store)
+
     def cut_power(self) -> None:
         """Nothing reaches the disk from here on, not even the journal; what needs it fails with EIO."""
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -141,6 +147,29 @@ class LoopDisk:
         finally:
             os.close(fd)
         self.cuts += 1
+
+
+@contextmanager
+def tmpfs(size_mib: int) -> Iterator[str]:
+    """A directory in memory with room for only so much. Needs root."""
+    home = tempfile.mkdtemp(prefix="agentstore-tmpfs-")
+    try:
+        _run("mount", "-t", "tmpfs", "-o", f"size={size_mib}M", "tmpfs", home)
+        try:
+            yield home
+        finally:
+            subprocess.run(["umount", "-l", home], capture_output=True, check=False)
+    finally:
+        os.rmdir(home)
+
+
+def why_no_tmpfs() -> str | None:
+    """What is missing for a `tmpfs` here, or None if one can be made."""
+    try:
+        with tmpfs(1):
+            return None
+    except (DiskError, OSError) as error:
+        return str(error)
 
 
 def write_back_some(directory: str, rng: random.Random, *, pages: int = 8) -> None:

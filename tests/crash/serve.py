@@ -134,6 +134,10 @@ class Server:
     def close(self) -> None:
         self.engines.pop().close()
 
+    def close_all(self) -> None:
+        while self.engines:
+            self.close()
+
     def fork_and_sleep(self) -> int:
         """A child that does nothing but live; its pid."""
         reading, writing = os.pipe()
