@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -14,7 +13,7 @@ from typing import Any
 from agentstore import AgentStoreError, Checkpoint, Lease, Store
 
 from . import resolving
-from .book import Book, to_the_end
+from .book import Book, finished
 from .draft import Draft
 from .events import Observer
 from .loop import Run, failed
@@ -37,7 +36,11 @@ MODEL_BACKOFF_S = 0.5
 MODEL_TIMEOUT_S = 600.0
 CALLS_AT_ONCE = 16
 GRACE_S = 5.0
-LEASE_S = 30.0
+LEASE_S = 90.0
+"""Above the usual timeout of a tool with its margins: a longer call costs a renewal before it begins."""
+
+_unreleased: dict[tuple[str, str], Lease] = {}
+"""Leases of runs that have ended and could not give them back, by store and thread: the next run here tries again."""
 
 _log = logging.getLogger("agentstore.runtime")
 
@@ -290,14 +293,23 @@ class Agent:
     async def _leased(self, book: Book) -> AsyncIterator[Lease]:
         """Hold the thread's lease, renewed while the run goes on; released whatever ends the run."""
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        lease = await book.call(book.thread.lease, owner, ttl_s=self.lease_s)
+        unreleased = _unreleased.pop((book.store.path, book.thread.id), None)
+        if unreleased is not None:
+            await _release(book, unreleased)
+        acquiring = asyncio.ensure_future(book.call(book.thread.lease, owner, ttl_s=self.lease_s))
+        try:
+            lease = await finished(acquiring)
+        except asyncio.CancelledError:
+            if acquiring.exception() is None:
+                await finished(asyncio.ensure_future(_release(book, acquiring.result())))
+            raise
         renewing = asyncio.ensure_future(self._renew(book, lease))
         try:
             yield lease
         finally:
             renewing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await to_the_end(_release(book, lease, renewing))
+            # One task for both: a cancellation that comes now may not fall between them.
+            await finished(asyncio.ensure_future(_give_back(book, lease, renewing)))
 
     async def _renew(self, book: Book, lease: Lease) -> None:
         while True:
@@ -305,12 +317,17 @@ class Agent:
             await book.call(lease.ensure, self.lease_s * 0.9)  # a long call may have taken it for longer already
 
 
-async def _release(book: Book, lease: Lease, renewing: asyncio.Future[None]) -> None:
+async def _give_back(book: Book, lease: Lease, renewing: asyncio.Future[None]) -> None:
     await asyncio.wait({renewing})
     if not renewing.cancelled() and (error := renewing.exception()) is not None:
         _log.warning("thread %r: the lease could not be renewed: %s", book.thread.id, error)
+    await _release(book, lease)
+
+
+async def _release(book: Book, lease: Lease) -> None:
     try:
         await book.call(lease.release)
     except AgentStoreError as error:
-        # Lost or out of reach: it expires by itself, or is free at once when this process ends.
+        # It expires by itself, and is free at once when this process ends; until then this process tries again.
+        _unreleased[book.store.path, book.thread.id] = lease
         _log.warning("thread %r: the lease could not be released: %s", book.thread.id, error)

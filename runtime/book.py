@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, TypeVar
@@ -55,9 +55,21 @@ class Book:
         return -1 if self.head is None else self.head.seq
 
     async def call(self, fn: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Run a blocking function of the store in the worker, to its end whatever happens."""
+        """Run a blocking function of the store in the worker, to its end whatever happens.
+
+        A full disk is waited for a little; then DiskFull is raised.
+        """
+        return await finished(asyncio.ensure_future(self._call(lambda: fn(*args, **options))))
+
+    async def _call(self, fn: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        return await _to_the_end(loop.run_in_executor(self._worker, lambda: fn(*args, **options)))
+        for wait_s in DISK_FULL_WAITS_S:
+            try:
+                return await loop.run_in_executor(self._worker, fn)
+            except DiskFull:
+                _log.warning("thread %r: the disk is full, trying again in %s s", self.thread.id, wait_s)
+                await asyncio.sleep(wait_s)
+        return await loop.run_in_executor(self._worker, fn)
 
     async def load(self) -> bool:
         """Read the head and its state; whether there is one."""
@@ -78,35 +90,28 @@ class Book:
         """Commit `draft` through ``write(*changes, step=…, status=…, **options)`` and follow it with the own copy.
 
         `write` is `Thread.commit`, `Effect.receipt` or another of their kind. Held: `writing`.
-        DiskFull is waited for a little and then raised; after CommitUnknown the thread is read again, and
-        if the commit is there it is taken for what it is, else made again. All other errors are raised.
+        After CommitUnknown the thread is read again; if the commit is there it is taken for what it is, else it is
+        made again. All other errors are raised.
         """
-        return await _to_the_end(asyncio.ensure_future(self._commit(draft, write, options)))
+        return await finished(asyncio.ensure_future(self._commit(draft, write, options)))
 
     async def _commit(self, draft: Draft, write: Callable[..., Checkpoint], options: dict[str, Any]) -> Checkpoint:
         at = clock.now()
         changes: Iterable[Change] = draft.changes(at)
-        disk_full = iter(DISK_FULL_WAITS_S)
-        unknown = 0
-        while True:
+        for unknown in range(1, UNKNOWN_TRIES_MAX + 1):
             try:
                 head = await self.call(write, *changes, step=draft.step, status=draft.status, **options)
-            except DiskFull:
-                wait_s = next(disk_full, None)
-                if wait_s is None:
-                    raise
-                _log.warning("thread %r: the disk is full, trying again in %s s", self.thread.id, wait_s)
-                await asyncio.sleep(wait_s)
-            except CommitUnknown:
-                unknown += 1
+            except CommitUnknown as error:
+                _log.warning("thread %r: a commit was interrupted, reading the thread again: %s", self.thread.id, error)
                 found = await self._recognise()
                 if found is not None:
                     return found
-                if unknown >= UNKNOWN_TRIES_MAX:
+                if unknown == UNKNOWN_TRIES_MAX:
                     raise
             else:
                 self._follow(draft, head, at)
                 return head
+        raise AssertionError("the last try returned or raised")
 
     async def _recognise(self) -> Checkpoint | None:
         """Read the thread after a commit of unknown outcome; the own commit if it was written."""
@@ -119,8 +124,8 @@ class Book:
         self.head = head
 
 
-async def _to_the_end(future: asyncio.Future[T]) -> T:
-    """Await `future`; a cancellation is kept until it has ended."""
+async def finished(future: asyncio.Future[T]) -> T:
+    """Await `future`; a cancellation is raised once that has ended, however it did (it can be asked)."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
@@ -135,8 +140,3 @@ async def _to_the_end(future: asyncio.Future[T]) -> T:
     if failure is not None:
         _log.warning("a store call failed while its run was cancelled: %s", failure)
     raise cancelled
-
-
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; a cancellation is kept until it has ended."""
-    return await _to_the_end(asyncio.ensure_future(work))

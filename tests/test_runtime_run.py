@@ -94,7 +94,7 @@ def test_a_round_is_the_decision_and_one_commit_for_each_call(store: Store) -> N
         ("put", "done", {"put": "c", "attempt": 1}),
     ]
     assert [(c.step, c.status) for c in reversed(store.thread("t").history())] == [
-        (0, "RUNNING"), (1, "RUNNING"), (1, "RUNNING"), (1, "RUNNING"), (2, "RUNNING"), (2, "RUNNING"), (3, "COMPLETED"),
+        (0, "RUNNING"), *[(1, "RUNNING")] * 3, *[(2, "RUNNING")] * 2, (3, "COMPLETED"),
     ]  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_run_inside_a_running_loop_says_what_to_do(store: Store) -> None:
     async def main() -> None:
         Agent(model=script(say("x"))).run(store, "t", "hi")
 
-    with pytest.raises(RuntimeError, match="await agent.arun"):
+    with pytest.raises(RuntimeError, match="await agent"):
         asyncio.run(main())
 
 
@@ -239,7 +239,7 @@ def test_an_unfinished_turn_is_carried_on_by_its_own_input_only(store: Store) ->
     agent = Agent(model=script(ask(("look", {"what": "x"})), say("one")), tools=[look], max_steps=0)
     assert agent.run(store, "t", "a", "1").status == "PAUSED"
     for given, input_id in (("b", None), ("a", "2"), ("b", "2")):
-        with pytest.raises(RunUnfinished, match="'t' is PAUSED in a turn with another input .input_id '1'."):
+        with pytest.raises(RunUnfinished, match="'t' is PAUSED in a turn with another input"):
             agent.run(store, "t", given, input_id)
     assert agent.run(store, "t", "a").status == "PAUSED"  # equal to the unfinished turn's
     assert agent.run(store, "t", "whatever", "1").status == "PAUSED"
@@ -413,7 +413,8 @@ def test_tokens_of_outputs_that_were_thrown_away_are_counted(store: Store) -> No
 
 def test_results_of_every_kind_become_messages(store: Store) -> None:
     results: dict[str, Any] = {
-        "text": "é", "none": None, "object": {"a": [1]}, "bytes": b"\xff", "message": ToolMessage(role="tool", name="n", content=[]),
+        "text": "é", "none": None, "object": {"a": [1]}, "bytes": b"\xff",
+        "message": ToolMessage(role="tool", name="n", content=[]),
     }  # fmt: skip
 
     @tool(recovery="skip")
