@@ -57,7 +57,8 @@ class Player:
         self._on_event = on_event
         self._on_progress = on_progress
         self._violation: CallWithoutIntent | None = None
-        self._deciding = -1  # position of the message whose calls are running
+        self._said: int | None = None  # position of a message that the model just said, until its calls begin
+        self._positions: dict[int, int] = {}  # of decisions, by the seq of their checkpoint
         self.tools = [self._tool(name, number) for number, name in enumerate(self._names())]
         fallback = Tool(self.call_tool, name="malformed call", recovery="replay", raw=True)
         # window=list: the model is shown the stored messages and nothing else, its position is their number.
@@ -81,6 +82,7 @@ class Player:
             for tool in results_recorded(stored):
                 self._on_event(RunEvent("skip", thread_id, -1, tool=tool, detail="its result is recorded"))
         for turn in self._turns_left(len(stored)):
+            self._said = None
             try:
                 result = self.agent.run(self._store, thread_id, turn.inputs, input_id=turn.input_id)
             finally:
@@ -105,10 +107,9 @@ class Player:
         return state["conversation_history"], state["state"] != "COMPLETED"
 
     def _check_beginning(self, stored: list[Message]) -> None:
-        """`ReplayFailed` if `stored` is not how the file begins. Takes the last decision in it for the open one."""
-        self._deciding = max((at for at, message in enumerate(stored) if message["role"] == "assistant"), default=-1)
+        """`ReplayFailed` if `stored` is not how the file begins."""
         recorded = self.transcript.messages
-        known = self._deciding + 1
+        known = max((at + 1 for at, message in enumerate(stored) if message["role"] == "assistant"), default=0)
         # Calls that ran side by side end in any order: behind the last decision some results may be missing.
         later = iter(recorded[known:])
         in_order = all(any(difference(one, other) is None for other in later) for one in stored[known:])
@@ -142,7 +143,7 @@ class Player:
         self._on_progress(position)
         if position not in self._decisions:
             return Reply(message=None)
-        self._deciding = position
+        self._said = position
         return Reply(message=self.transcript.messages[position])
 
     async def call_tool(self, _arguments: Any, context: ToolContext) -> ToolMessage:
@@ -151,7 +152,7 @@ class Player:
                 f"thread {context.thread_id!r}: {context.tool!r} was called with key {context.key} and has no intent"
             )
             raise self._violation
-        decision = self._decisions[self._deciding]
+        decision = self._decisions[self._position_of(context.decision)]
         result = decision.calls[context.index].result
         self._world.request(context.key, context.thread_id, position=decision.position, call=context.index)
         if result is None:
@@ -168,6 +169,19 @@ class Player:
         result = self._decisions[position].calls[index].result
         # A call that was interrupted and has no result to give is made (and interrupted) again.
         return NotDone if result is None else ToolMessage(self.transcript.messages[result])
+
+    def _position_of(self, seq: int) -> int:
+        """Where the message of the decision at checkpoint `seq` stands.
+
+        What this process read before the run is not asked: until the run had the lease, another worker may have
+        moved the thread. Either this process's model said the message in this run, or the checkpoint tells.
+        """
+        if seq not in self._positions:
+            if self._said is None:
+                state = self._store.thread(self.transcript.thread_id).load(at=seq)
+                self._said = len(state["conversation_history"]) - 1
+            self._positions[seq], self._said = self._said, None
+        return self._positions[seq]
 
     def has_intent(self, key: str) -> bool:
         """Whether the store has a durable intent with this key that is still open. One read."""
