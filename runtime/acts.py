@@ -61,9 +61,7 @@ class Acts:
             await self._wind_down()
             raise
         if self._exhausted:
-            planned, exhausted = self._exhausted[0]
-            why = f"{planned.name} (call {planned.index}): {exhausted.why}"
-            return await self._run.fail(after, why, write=partial(exhausted.effect.doubt, exhausted.why))
+            return await self._fail(after)
         return await self._wait_for_person(after) if self._asked else after
 
     def _start(self, after: Checkpoint) -> None:
@@ -130,7 +128,10 @@ class Acts:
         add(draft, run.book.state, run.turn["decision"], planned.call, ending, key, planned.name)
         if planned.index in run.turn["asked"]:
             draft.set("turn", {**run.turn, "asked": [call for call in run.turn["asked"] if call != planned.index]})
-        return await run.book.commit(draft, self._writer(ended), reason="tool_result")
+        metadata = None
+        if ended.stored and ended.effect is not None:
+            metadata = {"recovery": {"call": planned.index, "tool": planned.name, "key": key, "found": "receipt"}}
+        return await run.book.commit(draft, self._writer(ended), reason="tool_result", metadata=metadata)
 
     def _writer(self, ended: Ended) -> Callable[..., Checkpoint]:
         effect, ending = ended.effect, ended.ending
@@ -142,7 +143,18 @@ class Acts:
             return effect.skip
         return partial(effect.fail, ending.failure(), source=ending.source)
 
-    # --- waiting -----------------------------------------------------------------------
+    # --- waiting and failing -------------------------------------------------------------
+
+    async def _fail(self, after: Checkpoint) -> Checkpoint:
+        """FAILED: a rule that calls again got nowhere. What this run knows to have ended is in doubt from now on."""
+        (planned, exhausted), *others = self._exhausted
+        for _, other in others:
+            await self._run.book.call(other.effect.doubt, other.why)
+        for _, asked in self._asked:
+            if asked.effect is not None:
+                await self._run.book.call(asked.effect.doubt, asked.why)
+        why = f"{planned.name} (call {planned.index}): {exhausted.why}"
+        return await self._run.fail(after, why, write=partial(exhausted.effect.doubt, exhausted.why))
 
     async def _wait_for_person(self, after: Checkpoint) -> Checkpoint:
         """WAITING, once all other calls have ended."""

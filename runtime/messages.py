@@ -146,9 +146,9 @@ def short(value: Any) -> str:
     return text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + "… (shortened)"
 
 
-def is_result(message: Any) -> bool:
+def is_result(message: Message) -> bool:
     """Whether `message` answers a call."""
-    return isinstance(message, Mapping) and message.get("role") in ("tool", "function")
+    return message.get("role") in ("tool", "function")
 
 
 def window(messages: Sequence[Message]) -> list[Message]:
@@ -162,22 +162,30 @@ def window(messages: Sequence[Message]) -> list[Message]:
     ['assistant', 'tool', 'user']
     """
     shown: list[Message] = []
-    at = 0
-    while at < len(messages):
-        message = messages[at]
-        at += 1
-        shown.append(dict(message))
-        calls = calls_of(message)
-        if not calls:
-            continue
-        results = []
-        while at < len(messages) and is_result(messages[at]):
-            results.append(messages[at])
-            at += 1
-        shown += map(dict, results)
-        if len(results) < len(calls):
-            shown += [result_message(call, INTERRUPTED) for call in _unanswered(calls, results)]
+    asking: Message | None = None  # the last message with calls, while its results are being counted
+    wanted = 0
+    results: list[Message] = []
+    for message in messages:
+        if asking is not None:
+            if is_result(message):
+                results.append(message)
+                shown.append(message.copy())
+                continue
+            if len(results) < wanted:
+                shown += _interrupted(asking, results)
+            asking = None
+        shown.append(message.copy())
+        calls = message.get("tool_calls") or message.get("function_call")
+        if calls:
+            asking, results = message, []
+            wanted = len(calls) if calls.__class__ is list else 1
+    if asking is not None and len(results) < wanted:
+        shown += _interrupted(asking, results)
     return shown
+
+
+def _interrupted(asking: Message, results: Sequence[Message]) -> list[Message]:
+    return [result_message(call, INTERRUPTED) for call in _unanswered(calls_of(asking), results)]
 
 
 def _unanswered(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[ToolCall]:

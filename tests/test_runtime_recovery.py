@@ -117,6 +117,40 @@ def test_replay_that_never_answers_fails_the_run_and_the_next_run_goes_on(store:
     assert world.done("act") == ["x"]
 
 
+def test_a_run_that_fails_leaves_every_open_call_to_its_rule_at_once(store: Store, world: World) -> None:
+    """One call fails the run, one waits for a person, one is done: the next run goes on with all of them."""
+    broken = [True]
+
+    def act(what: str, ctx: ToolContext) -> str:
+        world.do("act", ctx.key, what)
+        if broken[0]:
+            raise ConnectionError("reset")
+        return f"did {what}"
+
+    @tool(recovery="replay", backoff_s=0, retries=0)
+    def again(what: str, ctx: ToolContext) -> str:
+        return act(what, ctx)
+
+    @tool
+    def once(what: str, ctx: ToolContext) -> str:
+        return act(what, ctx)
+
+    @tool(recovery="skip")
+    def fine(what: str) -> str:
+        return what
+
+    said = ask(("again", {"what": "a"}), ("once", {"what": "b"}), ("fine", {"what": "c"}), ("again", {"what": "d"}))
+    agent = Agent(model=script(said, say("done")), tools=[again, once, fine])
+    with pytest.raises(RunFailed, match="again"):
+        agent.run(store, "t", "go", "1")
+    assert [e.status for e in store.thread("t").effects()] == ["in_doubt", "in_doubt", "done", "in_doubt"]
+    broken[0] = False
+    result = agent.run(store, "t", "go", "1")
+    assert (result.status, contents(result)) == ("WAITING", ["did a", "c", "did d"])
+    agent.resolve("t", result.waiting[0], happened="b it was")
+    assert contents(agent.run(store, "t", "go", "1")) == ["did a", "b it was", "c", "did d"]
+
+
 def test_a_tool_that_says_not_now_is_tried_again_only_where_that_is_safe(store: Store) -> None:
     calls: list[str] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from runtime_agents import ask, say, script
 
-from agentstore import LeaseHeld, RunFailed, RunUnfinished, Set, Store
+from agentstore import LeaseHeld, RunFailed, RunUnfinished, Set, Store, UnencodableState
 from agentstore.runtime import (
     Agent,
     Interrupted,
@@ -260,6 +260,13 @@ def test_no_input_needs_a_thread(store: Store) -> None:
 def test_what_is_no_input(store: Store, given: Any) -> None:
     with pytest.raises(TypeError, match="an input is"):
         Agent(model=script(say("x"))).run(store, "t", given)
+
+
+def test_an_input_that_cannot_be_stored_is_refused_and_nothing_is_left_behind(store: Store) -> None:
+    with pytest.raises(UnencodableState, match="content"):
+        Agent(model=script(say("x"))).run(store, "t", {"role": "user", "content": object()})
+    assert list(store.threads()) == []
+    assert Agent(model=script(say("x"))).run(store, "t", "hi").output == "x"
 
 
 def test_an_empty_input_asks_the_model(store: Store) -> None:
