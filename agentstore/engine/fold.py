@@ -60,7 +60,6 @@ class Folder:
         links = chain(headers, base, top)
         reader = LogReader(parts.segments, links, base, durable_lsn=durable, to=durable)
         for replay in batches(reader):
-            assert replay.reached is not None
             try:
                 parts.base.apply(replay.writes, replay.reached, replay.first_lsn)
             except lmdb.Error as error:

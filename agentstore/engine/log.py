@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from agentstore.engine.base import Position
-from agentstore.engine.segment import FRAME_BYTES, FRAMES_AT, Batch, Frame, decode_batch, frame_at, frames_behind
+from agentstore.engine.segment import FRAME_BYTES, FRAMES_AT, Frame, decode_batch, epoch_crc, frame_at, frames_behind
 from agentstore.engine.segments import Found, Segments
 from agentstore.errors import CorruptionError
 
@@ -25,19 +25,30 @@ WHAT_NOW = "keep a copy of the directory, then run 'agentstore verify'"
 
 
 class LogFrame(NamedTuple):
-    """A frame in its place, and base's position once it is applied."""
+    """A frame in its place in the log."""
 
-    lsn: int
-    payload: bytes
-    reached: Position
+    frame: Frame
+    data: bytes
+    """All bytes of its segment."""
+    segment: int
+    epoch: int
 
-    def batch(self) -> Batch:
+    @property
+    def payload_bytes(self) -> int:
+        return self.frame.end - self.frame.start - FRAME_BYTES
+
+    @property
+    def reached(self) -> Position:
+        """Base's position once it is applied."""
+        return Position(self.frame.lsn, self.segment, self.epoch, self.frame.end, self.frame.crc)
+
+    def batch(self) -> dict[bytes, bytes | None]:
+        frame = self.frame
         try:
-            return decode_batch(self.payload)
+            return decode_batch(self.data, frame.start + FRAME_BYTES, frame.end)
         except ValueError as error:
             raise CorruptionError(
-                f"the frame with LSN {self.lsn} in segment {self.reached.segment} has a right CRC and no batch in "
-                f"it: {error}"
+                f"the frame with LSN {frame.lsn} in segment {self.segment} has a right CRC and no batch in it: {error}"
             ) from error
 
 
@@ -122,15 +133,16 @@ class LogReader:
     def _segment(self, link: Found, at: int, last: int | None) -> Iterator[LogFrame]:
         header = link.header
         data = self._segments.read(link.file)
-        while (last is None or self.lsn < last) and not self._reached():
-            frame = frame_at(data, at, header.epoch)
+        seed = epoch_crc(header.epoch)
+        while (last is None or self.lsn < last) and (self._to is None or self.lsn < self._to):
+            frame = frame_at(data, at, header.epoch, seed)
             if frame is None or frame.lsn != self.lsn + 1 or frame.previous_crc != self._crc:
                 self._hole(link, data, at, last)
                 return
             self.lsn, self._crc, at = frame.lsn, frame.crc, frame.end
-            self._known = max(self._known, frame.durable_lsn)
-            payload = data[frame.start + FRAME_BYTES : frame.end]
-            yield LogFrame(frame.lsn, payload, Position(frame.lsn, header.number, header.epoch, frame.end, frame.crc))
+            if frame.durable_lsn > self._known:
+                self._known = frame.durable_lsn
+            yield LogFrame(frame, data, header.number, header.epoch)
 
     def _hole(self, link: Found, data: bytes, at: int, last: int | None) -> None:
         """Nothing to read at `at`: the end of the log, or damage below what was durable."""
@@ -154,30 +166,27 @@ class LogReader:
             )
 
 
-class Replay:
-    """Frames gathered for one transaction of base: the newest write of each key, and where they end."""
+class Replay(NamedTuple):
+    """What one transaction of base applies: the newest write of each key in some frames, and where they end."""
 
-    def __init__(self) -> None:
-        self.writes: dict[bytes, bytes | None] = {}
-        self.first_lsn = 0
-        self.reached: Position | None = None
-        self.size = 0
-
-    def add(self, frame: LogFrame) -> None:
-        if not self.first_lsn:
-            self.first_lsn = frame.lsn
-        self.writes.update(frame.batch())
-        self.reached = frame.reached
-        self.size += len(frame.payload)
+    writes: dict[bytes, bytes | None]
+    first_lsn: int
+    reached: Position
 
 
 def batches(frames: Iterable[LogFrame]) -> Iterator[Replay]:
     """Group frames into transactions of bounded size, each ending on a frame."""
-    gathered = Replay()
+    writes: dict[bytes, bytes | None] = {}
+    first_lsn = size = 0
+    last: LogFrame | None = None
     for frame in frames:
-        if gathered.size and gathered.size + len(frame.payload) > REPLAY_BYTES_MAX:
-            yield gathered
-            gathered = Replay()
-        gathered.add(frame)
-    if gathered.reached is not None:
-        yield gathered
+        if last is not None and size + frame.payload_bytes > REPLAY_BYTES_MAX:
+            yield Replay(writes, first_lsn, last.reached)
+            writes, last, size = {}, None, 0
+        if last is None:
+            first_lsn = frame.frame.lsn
+        writes.update(frame.batch())
+        size += frame.payload_bytes
+        last = frame
+    if last is not None:
+        yield Replay(writes, first_lsn, last.reached)

@@ -248,14 +248,13 @@ class Opening:
                 raise CorruptionError(f"{base.path} belongs to another store; put the store's own file back")
             links = chain(segments.headers(), position)
             # The whole log is read before anything is changed: damage leaves all as it was.
-            for frame in LogReader(segments, links, position, durable_lsn=words[DURABLE_LSN]):
-                frame.batch()
+            for _ in LogReader(segments, links, position, durable_lsn=words[DURABLE_LSN]):
+                pass
             for link in links:
                 fd = segments.fd(link.file)
                 assert fd is not None
                 files.fdatasync(fd)
             for replay in batches(LogReader(segments, links, position, durable_lsn=words[DURABLE_LSN])):
-                assert replay.reached is not None
                 base.apply(replay.writes, replay.reached, replay.first_lsn)
                 position = replay.reached
             last = max([position.segment, *(found.header.number for found in segments.headers())])

@@ -42,6 +42,7 @@ FRAME_BYTES = FRAME.size
 _COVERED = struct.Struct("<IQQI")  # what a frame's CRC covers between epoch and payload
 _EPOCH = struct.Struct("<Q")
 ITEM = struct.Struct("<HI")
+ITEM_BYTES = ITEM.size
 DELETED = 0xFFFFFFFF
 
 MARKER_MASK = 0x9E3779B97F4A7C15
@@ -49,7 +50,7 @@ MARKER_MASK = 0x9E3779B97F4A7C15
 
 assert HEADER.size == 96
 assert FRAME_BYTES == 36
-assert ITEM.size == 6
+assert ITEM_BYTES == 6
 
 
 class Header(NamedTuple):
@@ -75,10 +76,6 @@ class Frame(NamedTuple):
     crc: int
     start: int
     end: int
-
-
-Batch = list[tuple[bytes, bytes | None]]
-"""The writes of a transaction in order: key and value, or None for a delete."""
 
 
 def encode_header(header: Header) -> bytes:
@@ -117,25 +114,26 @@ def epoch_crc(epoch: int) -> int:
     return crc32c(_EPOCH.pack(epoch))
 
 
-def decode_batch(payload: bytes) -> Batch:
-    """The writes in `payload`; ValueError if it is not a whole number of items."""
-    batch: Batch = []
-    at, end = 0, len(payload)
+def decode_batch(data: bytes, at: int, end: int) -> dict[bytes, bytes | None]:
+    """The writes in the payload ``data[at:end]``: keys with their values, None for a delete.
+
+    ValueError if it is not a whole number of items.
+    """
+    batch: dict[bytes, bytes | None] = {}
     unpack = ITEM.unpack_from
-    while at < end:
-        if at + 6 > end:
-            raise ValueError(f"an item is cut short at {at}")
-        key_size, value_size = unpack(payload, at)
-        at += 6
-        key = payload[at : at + key_size]
-        at += key_size
+    limit = end - ITEM_BYTES
+    while at <= limit:
+        key_size, value_size = unpack(data, at)
+        at += ITEM_BYTES
+        middle = at + key_size
         if value_size == DELETED:
-            batch.append((key, None))
+            batch[data[at:middle]] = None
+            at = middle
         else:
-            batch.append((key, payload[at : at + value_size]))
-            at += value_size
+            batch[data[at:middle]] = data[middle : middle + value_size]
+            at = middle + value_size
     if at != end:
-        raise ValueError(f"the last item ends {at - end} bytes behind the payload")
+        raise ValueError(f"the items end {at - end} bytes off the payload's end")
     return batch
 
 
@@ -148,16 +146,17 @@ def encode_frame(
     return FRAME.pack(epoch ^ MARKER_MASK, size, crc, lsn, durable_lsn, previous_crc) + payload, crc
 
 
-def frame_at(data: bytes, at: int, epoch: int) -> Frame | None:
-    """The frame that begins at `at` in the bytes of a segment, or None."""
+def frame_at(data: bytes, at: int, epoch: int, seed: int | None = None) -> Frame | None:
+    """The frame that begins at `at` in the bytes of a segment, or None. `seed` is ``epoch_crc(epoch)``."""
     if at + FRAME_BYTES > len(data):
         return None
     marker, length, crc, lsn, durable, previous = FRAME.unpack_from(data, at)
     end = at + FRAME_BYTES + length
     if marker != epoch ^ MARKER_MASK or length > FRAME_PAYLOAD_BYTES_MAX or end > len(data):
         return None
-    seed = crc32c(data[at + 8 : at + 12], epoch_crc(epoch))
-    if crc32c(data[at + 16 : end], seed) != crc:
+    begin = epoch_crc(epoch) if seed is None else seed
+    # In two parts around the CRC itself, each a slice of the segment as it is.
+    if extend(extend(begin, data[at + 8 : at + 12]), data[at + 16 : end]) != crc:
         return None
     return Frame(lsn, durable, previous, crc, at, end)
 
@@ -165,9 +164,10 @@ def frame_at(data: bytes, at: int, epoch: int) -> Frame | None:
 def frames_behind(data: bytes, at: int, epoch: int) -> Iterator[Frame]:
     """Every frame of this epoch from `at` on that proves itself, whatever stands between them. O(size)."""
     marker = _EPOCH.pack(epoch ^ MARKER_MASK)
+    seed = epoch_crc(epoch)
     at = data.find(marker, at)
     while at >= 0:
-        frame = frame_at(data, at, epoch)
+        frame = frame_at(data, at, epoch, seed)
         if frame is not None:
             yield frame
         at = data.find(marker, at + 1 if frame is None else frame.end)

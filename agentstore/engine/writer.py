@@ -341,7 +341,7 @@ class Writer:
         frame = frame_at(data, 0, position.epoch)
         if frame is None:
             return False
-        put_batch(txn, dict(decode_batch(data[FRAME_BYTES:])), lsn)
+        put_batch(txn, decode_batch(data, FRAME_BYTES, len(data)), lsn)
         after = position._replace(lsn=lsn, offset=position.offset + frame.end, crc=frame.crc)
         txn.put(POSITION_KEY, pack_position(*after))
         self.finished_dead += 1
