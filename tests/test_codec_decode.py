@@ -365,6 +365,7 @@ LENGTHS = ["ffffffffffffffff", "7fffffffffffffff", "1000000000000000", "00000040
 CLAIMS = [head + length for head in HEADS for length in LENGTHS]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the size of the address space comes from /proc")
 def test_claimed_lengths_allocate_nothing() -> None:
     """In a process of its own, which would die of its limit of address space."""
     script = (
