@@ -30,8 +30,7 @@ def sums_after(state: State, made: Plan) -> list[Any]:
     shadow: State = {
         name: Field(field.name_crc, field.count, field.crc, field.size, None) for name, field in state.items()
     }
-    for op in made.ops:
-        apply(shadow, op)
+    apply(shadow, made.ops)
     return sums_of(shadow)
 
 
@@ -45,7 +44,7 @@ def adopt(state: State, made: Plan, body_bytes_max: int) -> None:
         kind = op[0]
         new = after.get(op[1]) if kind in _KNOWN_OUTCOME else None
         if new is None:
-            apply(state, op)
+            apply(state, [op])
             continue
         if kind == OP_SET:
             new.parts = [op[2]]

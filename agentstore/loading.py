@@ -134,11 +134,14 @@ def snapshot_before(reader: Reader, prefix: bytes, below: int, without: int | No
 
 def apply_record(state: State, raw: bytes, where: str, seq: int, *, check_each: bool) -> None:
     try:
-        for op in records.payload_of(raw, where)[0]:
-            if check_each:
-                _check_before(state, op)
-            fields.apply(state, op)
-            if check_each and op[0] in (OP_SPLICE, OP_PATCH) and not fields.verify_parts(state[op[1]]):
+        ops = records.payload_of(raw, where)[0]
+        if not check_each:
+            fields.apply(state, ops)
+            return
+        for op in ops:
+            _check_before(state, op)
+            fields.apply(state, [op])
+            if op[0] in (OP_SPLICE, OP_PATCH) and not fields.verify_parts(state[op[1]]):
                 raise CorruptionError(f"field {op[1]!r}: its bytes do not match their checksum")
     except CorruptionError as error:
         raise CorruptionError(f"{where}, checkpoint {seq}: {error}") from error
@@ -196,11 +199,10 @@ def load_sums(reader: Reader, prefix: bytes, at: int, where: str) -> Loaded:
         seq = parent
         raw = line.record(seq)
     for seq, ops in reversed(later):
-        for op in ops:
-            try:
-                fields.apply(state, op)
-            except CorruptionError as error:
-                raise CorruptionError(f"{where}, checkpoint {seq}: {error}") from error
+        try:
+            fields.apply(state, ops)
+        except CorruptionError as error:
+            raise CorruptionError(f"{where}, checkpoint {seq}: {error}") from error
     for field in state.values():
         field.parts = None
     found.since_sums = len(later)
@@ -220,13 +222,14 @@ def read_snapshot(reader: Reader, prefix: bytes, seq: int, raw: bytes, where: st
     _, flags, _, total = SNAPSHOT.unpack_from(raw)
     chunk_keys = records.chunks(prefix)
 
-    def read_chunk(of: int, index: int, size: int) -> bytes:
-        stored = reader.get(chunk_keys + int_part(of) + int_part(index))
-        if not stored:
-            raise CorruptionError(f"{where}: its chunk {of}/{index} is missing")
-        data = zstd.decompress(stored[1:], size) if stored[0] & FLAG_ZSTD else stored[1:]
-        if len(data) != size:
-            raise CorruptionError(f"{where}: its chunk {of}/{index} has {len(data)} bytes, not {size}")
+    def read_chunk(chunk: Chunk) -> bytes:
+        data = reader.get(chunk_keys + int_part(chunk.seq) + int_part(chunk.index))
+        if data is None:
+            raise CorruptionError(f"{where}: its chunk {chunk.seq}/{chunk.index} is missing")
+        if chunk.flag & FLAG_ZSTD:
+            data = zstd.decompress(data, chunk.size)
+        if len(data) != chunk.size:
+            raise CorruptionError(f"{where}: its chunk {chunk.seq}/{chunk.index} has {len(data)} bytes")
         return data
 
     blob = raw[SNAPSHOT.size :]
@@ -235,7 +238,7 @@ def read_snapshot(reader: Reader, prefix: bytes, seq: int, raw: bytes, where: st
     state: State = {}
     try:
         for name, crc, count, size, refs, rest in records.unpack(blob, where):
-            parts: list[bytes | Chunk] = [Chunk(of, index, length, read_chunk) for of, index, length in refs]
+            parts: list[bytes | Chunk] = [Chunk(ref, read_chunk) for ref in refs]
             if rest or not parts:
                 parts.append(rest)
             state[name] = Field(fields.name_crc(name), count, crc, size, parts)

@@ -2,10 +2,10 @@
 
 Record "s", seq: `records.SNAPSHOT`, then (one zstd frame where that is smaller) the CBOR array of
 
-    [name, crc, count, size, [[seq, index, bytes], …], rest]
+    [name, crc, count, size, [[seq, index, bytes, flag], …], rest]
 
 for every field in order: its body is the chunks named there, one after the other, then `rest`. A chunk, "k" seq index,
-is one flag byte (1: a zstd frame), then the bytes. A chunk is written with the first snapshot that has it, and later
+is the bytes, or with flag 1 a zstd frame of them. It is written with the first snapshot that has it, and later
 ones name it again for as long as their field only grew: a snapshot costs what changed since the one before, so there
 can be one every `DELTAS_MAX` deltas without the store growing with its square. (Whole states in every snapshot were
 the alternative: then either loading is slow or the snapshots outgrow the deltas.)
@@ -42,7 +42,11 @@ _BYTES_PER_US: Final = 300
 
 CHUNK_BYTES_MIN: Final = 16 * 1024
 """A rest shorter than this stays in the snapshot's record."""
-CHUNK_BYTES_MAX: Final = 256 * 1024
+CHUNK_BYTES_MAX: Final = 64 * 1024
+"""Below the size, 128 KiB, from which malloc fetches fresh pages for each value: those cost more than to copy it."""
+CHUNK_RATIO_MIN: Final = 8
+"""A chunk is compressed only where that makes it so much smaller. To inflate ordinary text, which zstd makes four times
+smaller, takes as long as to decode it, and would be half of every load; what is eight times smaller inflates fast."""
 
 DENSE_SNAPSHOTS: Final = 8
 """The newest ones are not thinned."""
@@ -159,17 +163,25 @@ def _divide(state: State, seq: int) -> tuple[list[Any], list[bytes]]:
     chunks: list[bytes] = []
     for name, field in state.items():
         assert field.parts is not None
-        refs = [[part.seq, part.index, part.size] for part in field.parts if isinstance(part, Chunk)]
+        refs = [part.ref for part in field.parts if isinstance(part, Chunk)]
         rest = b"".join([part for part in field.parts if not isinstance(part, Chunk)])
         if len(rest) >= CHUNK_BYTES_MIN:
             for at in range(0, len(rest), CHUNK_BYTES_MAX):
                 piece = rest[at : at + CHUNK_BYTES_MAX]
-                refs.append([seq, len(chunks), len(piece)])
-                frame = zstd.compress(piece)
-                chunks.append(bytes((FLAG_ZSTD,)) + frame if len(frame) < len(piece) else b"\0" + piece)
+                flag, data = _stored_chunk(piece)
+                refs.append([seq, len(chunks), len(piece), flag])
+                chunks.append(data)
             rest = b""
         divided.append([name, field.crc, field.count, field.size, refs, rest])
     return divided, chunks
+
+
+def _stored_chunk(piece: bytes) -> tuple[int, bytes]:
+    """(flag, bytes) of a chunk as it is stored."""
+    sample = piece[:CHUNK_BYTES_MIN]
+    if CHUNK_RATIO_MIN * len(zstd.compress(sample, 1)) > len(sample):
+        return 0, piece
+    return FLAG_ZSTD, zstd.compress(piece)
 
 
 # --- thinning ------------------------------------------------------------------------

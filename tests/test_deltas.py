@@ -50,7 +50,7 @@ def commit(state: State, *changes: Change) -> deltas.Plan:
     assert fields.state_sum(state) == expected
     assert sum(field.size for field in state.values()) == sizes + made.grown
     for op in made.ops:
-        fields.apply(other, op)
+        fields.apply(other, [op])
     assert fields.sums_of(other) == fields.sums_of(state)
     assert all(fields.verify(state, name) and fields.verify(other, name) for name in state)
     assert fields.decode(other) == fields.decode(state)
@@ -214,7 +214,7 @@ def test_a_large_value_that_changed_a_little_is_a_patch() -> None:
     blind["page"].parts = None
     made = deltas.plan(blind, (Set("page", edited),), lambda name: body)
     assert [op[0] for op in made.ops] == [OP_PATCH]
-    fields.apply(blind, made.ops[0])
+    fields.apply(blind, made.ops)
     assert fields.sums_of(blind) == fields.sums_of(state)
 
 
@@ -284,7 +284,7 @@ def test_a_state_over_the_limit_is_refused() -> None:
 )
 def test_an_op_that_does_not_fit_is_corruption(op: Any) -> None:
     with pytest.raises(CorruptionError):
-        fields.apply(state_of({"step": 1, "h": [1, 2, 3]}), op)
+        fields.apply(state_of({"step": 1, "h": [1, 2, 3]}), [op])
 
 
 def test_verify_sees_every_flipped_bit() -> None:
