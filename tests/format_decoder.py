@@ -1,0 +1,150 @@
+"""A reader of a store's bytes, written from docs/format.md alone: it imports nothing of agentstore.
+
+Kept under 150 lines: if the format needs more, the format is too complicated.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import zstandard
+
+MASK = 0x9E3779B97F4A7C15
+_POLYNOMIAL = 0x82F63B78
+_TABLE = []
+for _byte in range(256):
+    for _ in range(8):
+        _byte = _byte >> 1 ^ (_POLYNOMIAL if _byte & 1 else 0)
+    _TABLE.append(_byte)
+
+
+def crc32c(*parts: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in b"".join(parts):
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def read_format(data: bytes) -> bytes:
+    """The store's uuid."""
+    assert len(data) == 40 and data[:16] == b"agentstore store"
+    assert struct.unpack_from("<I", data, 36)[0] == crc32c(data[:36])
+    assert struct.unpack_from("<I", data, 16)[0] == 1
+    return data[20:36]
+
+
+def read_header(data: bytes, uuid: bytes) -> dict[str, int] | None:
+    for at in (0, 4096):
+        raw = data[at : at + 100]
+        if raw[:8] == b"AGSTWAL\n" and raw[16:32] == uuid and struct.unpack_from("<I", raw, 96)[0] == crc32c(raw[:96]):
+            names = "size number epoch first_lsn previous_number previous_epoch previous_lsn previous_end".split()
+            return dict(zip(names, struct.unpack_from("<8Q", raw, 32), strict=True))
+    return None
+
+
+def read_frames(data: bytes, epoch: int) -> list[dict[str, Any]]:
+    frames, at = [], 8192
+    while at + 36 <= len(data):
+        marker, length, crc, lsn, durable, previous = struct.unpack_from("<QIIQQI", data, at)
+        end = at + 36 + length
+        covered = struct.pack("<Q", epoch) + data[at + 8 : at + 12] + data[at + 16 : end]
+        if marker != epoch ^ MASK or crc != crc32c(covered):
+            break
+        items = read_items(data[at + 36 : end])
+        frames.append(
+            {"lsn": lsn, "durable_lsn": durable, "previous": previous, "crc": crc, "items": items, "end": end}
+        )
+        at = end
+    return frames
+
+
+def read_items(payload: bytes) -> list[tuple[bytes, bytes | None]]:
+    items, at = [], 0
+    while at < len(payload):
+        key_size, value_size = struct.unpack_from("<HI", payload, at)
+        key = payload[at + 6 : at + 6 + key_size]
+        at += 6 + key_size
+        if value_size == 0xFFFFFFFF:
+            items.append((key, None))
+        else:
+            items.append((key, payload[at : at + value_size]))
+            at += value_size
+    assert at == len(payload)
+    return items
+
+
+def read_log(directory: Path) -> list[dict[str, Any]]:
+    """All frames of the chain, oldest first."""
+    uuid = read_format((directory / "FORMAT").read_bytes())
+    by_name = {}
+    for path in (directory / "wal").glob("*.seg"):
+        data = path.read_bytes()
+        header = read_header(data, uuid)
+        if header is not None:
+            by_name[header["number"], header["epoch"]] = header, read_frames(data, header["epoch"])
+    chain = []
+    name = max(by_name)
+    while name in by_name:
+        header, frames = by_name[name]
+        chain.insert(0, frames)
+        name = header["previous_number"], header["previous_epoch"]
+    return [frame for frames in chain for frame in frames]
+
+
+def read_key(key: bytes) -> tuple[int | str | bytes, ...]:
+    parts: list[int | str | bytes] = []
+    at = 0
+    while at < len(key):
+        tag = key[at]
+        at += 1
+        if tag < 0x30:
+            parts.append(int.from_bytes(key[at : at + tag - 0x10], "big"))
+            at += tag - 0x10
+            continue
+        end = at
+        while key[end] or key[end + 1 : end + 2] == b"\xff":
+            end += 1 if key[end] else 2
+        raw = key[at:end].replace(b"\0\xff", b"\0")
+        parts.append(raw if tag == 0x30 else raw.decode("utf-8", "surrogatepass"))
+        at = end + 1
+    return tuple(parts)
+
+
+def read_checkpoint(value: bytes) -> dict[str, Any]:
+    version, flags, reason, _, meta, parent, _, lsn, commit, checksum = struct.unpack_from("<BBBBIQQQ8sI", value)
+    assert version == 1
+    payload = value[44 + meta :]
+    if flags & 1:
+        payload = zstandard.ZstdDecompressor().decompress(payload)
+    return {
+        "reason": reason,
+        "parent": parent - 1 if parent else None,
+        "lsn": lsn,
+        "commit": commit,
+        "checksum": checksum,
+        "meta": cbor2.loads(value[44 : 44 + meta]) if meta else [None, None, None],
+        "ops": cbor2.loads(payload)[0],
+    }
+
+
+def apply(bodies: dict[str, tuple[bytes, int]], ops: list[list[Any]]) -> None:
+    """Change the bodies and counts of a state's fields; every field must then have its checksum."""
+    for kind, name, *rest in ops:
+        if kind == 2:
+            del bodies[name]
+            continue
+        crc, count = rest[-2:]
+        old = bodies.get(name, (b"", 0))[0]
+        if kind == 1:
+            body = rest[0]
+        elif kind == 3:
+            body = old + rest[0]
+        else:
+            assert kind == 4, kind
+            start, removed, new = rest[:3]
+            body = old[:start] + new + old[start + removed :]
+        assert crc == crc32c(body)
+        bodies[name] = body, count
