@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import struct
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,12 +18,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from agentstore.runtime import Agent, Reply, tool
-from agentstore.tools.output import printable, shortened, visible
-from agentstore.tools.plain import to_json
 
 from agentstore import Append, Set, Store
 from agentstore.codec.crc import crc32c
+from agentstore.runtime import Agent, Reply, tool
+from agentstore.tools.cli import app
+from agentstore.tools.output import printable, shortened, visible
+from agentstore.tools.plain import to_json
 
 WILD_IDS = [
     "user-42:report-7",
@@ -35,10 +39,33 @@ WILD_IDS = [
 ]
 
 
-def run(*arguments: str | bytes, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+@dataclass
+class Done:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str) -> Done:
+    """Run a command in this process: the same code, without a second of imports for each."""
+    out, err = io.StringIO(), io.StringIO()
+    status: Any = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            app(args=list(arguments), prog_name="agentstore")
+        except SystemExit as end:
+            status = end.code or 0
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+def run_process(*arguments: str, env: dict[str, str] | None = None) -> Done:
+    """Run a command as users do."""
     command = [sys.executable, "-m", "agentstore.tools.cli", *arguments]
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **(env or {})}
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    environment = {**os.environ, "NO_COLOR": "1", **(env or {})}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def parsed(*arguments: str) -> Any:
@@ -110,7 +137,7 @@ def test_printable_text_is_unambiguous() -> None:
 
 
 def test_version() -> None:
-    done = run("--version")
+    done = run_process("--version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "agentstore")
 
 
@@ -127,13 +154,17 @@ def test_ls_gives_exact_ids_to_scripts_and_safe_ones_to_people(filled: str) -> N
     assert newest == [WILD_IDS[-1], WILD_IDS[-2]]
 
 
-def test_store_is_taken_from_the_environment_and_from_here(filled: str, tmp_path: Path) -> None:
-    assert run("ls", env={"AGENTSTORE_DIR": filled}).returncode == 0
-    shutil.copytree(filled, tmp_path / "agents")
-    command = [sys.executable, "-m", "agentstore.tools.cli", "ls", "--json"]
-    environment = {key: value for key, value in os.environ.items() if key != "AGENTSTORE_DIR"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert len(json.loads(done.stdout)) == len(WILD_IDS) + 1
+def test_store_is_taken_from_the_environment_and_from_here(
+    filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTSTORE_DIR", filled)
+    assert len(parsed("ls")) == len(WILD_IDS) + 1
+    monkeypatch.delenv("AGENTSTORE_DIR")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run("ls").returncode == 2
+    shutil.copytree(filled, "agents")
+    assert len(parsed("ls")) == len(WILD_IDS) + 1
 
 
 @pytest.mark.parametrize("wild", WILD_IDS, ids=range(len(WILD_IDS)))
@@ -348,6 +379,6 @@ def test_a_reader_that_goes_away_is_no_error(filled: str) -> None:
 
 def test_output_survives_a_terminal_without_unicode(filled: str) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
-    done = run("ls", "--store", filled, env=ascii_only)
+    done = run_process("ls", "--store", filled, env=ascii_only)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii()
