@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from agentstore.tools.bench import commit, load, syncs, threads
 from agentstore.tools.bench.frame import interleave, percentile
 from agentstore.tools.bench.processes import rss_anon_bytes

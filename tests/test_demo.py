@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from agentstore.tools.demo import script
 from agentstore.tools.demo.crash import Death
 from agentstore.tools.demo.plan import deaths

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from agentstore import Store
 from agentstore.runtime import ToolContext
 from agentstore.tools.replay_player import CallWithoutIntent, Player, ReplayFailed, recorded_calls
 from agentstore.tools.replay_turns import plan
 from agentstore.tools.replay_world import ReplayWorld
 from agentstore.tools.transcript import Transcript, TranscriptError, difference, read_messages, read_transcripts
-
-from agentstore import Store
 
 USER = {"role": "user", "content": "hello"}
 

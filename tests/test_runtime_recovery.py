@@ -501,7 +501,8 @@ def test_a_call_in_flight_elsewhere_is_waited_for(store: Store, world: World) ->
             second = asyncio.ensure_future(agent.arun(store, "t", "go"))
             await waits.wait()
             assert store.thread("t").load()["state"] == "WAITING"
-            assert store.thread("t").head.metadata["in_flight"][0]["tool"] == "act"
+            head = store.thread("t").head
+            assert head is not None and head.metadata["in_flight"][0]["tool"] == "act"
             waits.clear()
             await waits.wait()  # looked at again, and still in flight
             machine.advance(606)

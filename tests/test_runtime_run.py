@@ -98,9 +98,43 @@ def test_a_round_is_the_decision_and_one_commit_for_each_call(store: Store) -> N
     ]  # fmt: skip
 
 
+def test_model_and_tools_are_called_on_what_is_stored_only(store: Store) -> None:
+    """Each looks into the store: the model finds what it is shown, a tool finds its decision and its own intent."""
+    says = script(ask(("act", {}), ("act", {}), ("peek", {})), ask(("act", {})), say("done"))
+    looked: list[str] = []
+
+    def model(messages: list[dict[str, Any]], tools: Any) -> Reply:
+        assert store.thread("t").load()["conversation_history"] == messages
+        looked.append("model")
+        return says(messages, tools)
+
+    @tool(recovery="ask")
+    def act(ctx: ToolContext) -> str:
+        (mine,) = [effect for effect in store.thread("t").effects(open=True) if effect.key == ctx.key]
+        assert (mine.status, mine.index, mine.attempt) == ("in_flight", ctx.index, ctx.attempt)
+        decided = store.thread("t").load(ctx.decision)["conversation_history"][-1]
+        assert decided["tool_calls"][ctx.index] == ctx.call
+        assert 0 < ctx.remaining_s() <= 65
+        looked.append("act")
+        return "ok"
+
+    @tool(recovery="read")
+    def peek(ctx: ToolContext) -> str:
+        assert ctx.key not in [effect.key for effect in store.thread("t").effects()]
+        assert store.thread("t").load(ctx.decision)["conversation_history"][-1]["tool_calls"][2] == ctx.call
+        looked.append("peek")
+        return "ok"
+
+    assert Agent(model=model, tools=[act, peek]).run(store, "t", "go").output == "done"
+    assert sorted(looked) == ["act"] * 3 + ["model"] * 3 + ["peek"]
+
+
 def test_messages_keep_what_nobody_knows(store: Store) -> None:
     said = {**ask(("look", {"what": "a"}), ids=[None]), "reasoning": {"x": [1, None]}, "content": [{"type": "text"}]}
-    given = [{"role": "system", "content": [{"type": "text", "text": "s"}]}, {"role": "user", "content": None, "n": 1}]
+    given: list[dict[str, Any]] = [
+        {"role": "system", "content": [{"type": "text", "text": "s"}]},
+        {"role": "user", "content": None, "n": 1},
+    ]
     result = Agent(model=script(said, {**say(""), "refusal": None}), tools=[look]).run(store, "t", given)
     assert result.messages == [*given, said, {"role": "tool", "content": "saw a"}, {**say(""), "refusal": None}]
     assert list(result.messages[2]) == list(said)
@@ -542,4 +576,4 @@ def test_events_tell_the_story_and_an_observer_that_fails_stops_nothing(store: S
 def test_limits_that_make_no_sense_are_refused() -> None:
     for options in ({"calls_at_once": 0}, {"max_steps": -1}, {"lease_s": 0.0}, {"grace_s": -1.0}, {"reasks": -1}):
         with pytest.raises(ValueError, match="limits"):
-            Agent(model=script(), **options)  # type: ignore[arg-type]  # a dict of different types
+            Agent(model=script(), **options)

@@ -218,7 +218,7 @@ def test_compensate_is_refused_with_what_to_do_instead() -> None:
     undo = {"undo": lambda: None}
     for options in ({"recovery": "compensate"}, undo, {"recovery": "compensate", **undo}):
         with pytest.raises(UnsupportedRule, match="not available in this version; use 'query'"):
-            tool(**options)(lambda: None)  # type: ignore[arg-type]
+            tool(**options)(lambda: None)
 
 
 @pytest.mark.parametrize(
