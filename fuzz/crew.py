@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 
 from agentstore.testing.acknowledged import Promise, read_diaries
 from agentstore.testing.workload import Models
-from agentstore.testing.writers import Found, Job, check, run
+from agentstore.testing.writers import DISK_ERRORS, Found, Job, check, run
 
 PROGRESS_S = 120.0
 """A crew of which nobody confirms a step for this long hangs."""
@@ -214,15 +214,15 @@ class Crew:
             code = os.waitstatus_to_exitcode(status)
             if code not in (0, -signal.SIGKILL) and not self.disk_may_fail:
                 raise Wrong(f"process {pid} ({job or 'a forked child'}) ended with status {code}")
-            if code > 0 and self._gave_up_wrongly(job):
-                raise Wrong(f"process {pid} ({job or 'a forked child'}) gave up: its diary says why")
+            if code > 0 and (texts := self._gave_up_wrongly()):
+                raise Wrong(f"process {pid} ({job or 'a forked child'}) gave up: {'; '.join(texts)}")
         for pid in [pid for pid in self.workers if not alive(pid)]:
             del self.workers[pid]
 
-    def _gave_up_wrongly(self, job: Job | None) -> bool:
+    def _gave_up_wrongly(self) -> list[str]:
         """A process whose disk failed leaves with an error of the disk and nothing else: `run` returns 1 for both."""
         texts = [text for promise in self.promises().values() for text in promise.gave_up]
-        return not all(text.startswith(("StoreFailed", "CommitUnknown", "DiskFull", "OSError")) for text in texts)
+        return [text for text in texts if not text.startswith(tuple(error.__name__ for error in DISK_ERRORS))]
 
     # --- the checks ------------------------------------------------------------------
 

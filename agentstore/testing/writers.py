@@ -39,7 +39,7 @@ from agentstore.testing.workload import (
 HANG_S = 120.0
 """A process that gets nowhere for this long says where it stands, on standard error."""
 
-DISK_ERRORS = (StoreFailed, CommitUnknown, DiskFull, OSError)
+DISK_ERRORS = (StoreFailed, CommitUnknown, DiskFull)
 """What a writer may meet once its disk is gone."""
 
 
