@@ -207,7 +207,7 @@ SCENARIOS = [
     Scenario("roll into a new file", closed, commit, 15),
     Scenario("roll into an old file", recovered, commit, 20),
     Scenario("roll into a prepared file", with_spare, commit, 15),
-    Scenario("oversize frame", fresh, commit_oversize, 30),
+    Scenario("oversize frame", fresh, commit_oversize, 20),
     Scenario("fold", fresh, fold, 5),
     Scenario("close", fresh, close, 15),
     Scenario("close with two segments", recovered, close, 10),
