@@ -64,7 +64,8 @@ class Agent:
         grace_s: how long a stopped run waits for its tools to return.
         lease_s: how long a worker that is silent keeps its thread, where nobody can see that it is dead.
 
-    >>> from agentstore.testing import scratch_store
+    >>> from agentstore.runtime import Reply
+    >>> from agentstore.testing.scratch import scratch_store
     >>> def model(messages, tools):
     ...     return Reply({"role": "assistant", "content": f"you said {messages[-1]['content']}"})
     >>> agent = Agent(model=model)

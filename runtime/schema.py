@@ -178,7 +178,7 @@ def problems(schema: Schema, value: Any, path: str = "arguments") -> list[str]:
     """What is wrong with `value`, at most `PROBLEMS_MAX` sentences for the model; empty: it fits. O(size of value).
 
     >>> problems({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n", "m"]}, {"n": "1"})
-    ["arguments.m is missing", "arguments.n must be an integer, not a string ('1')"]
+    ['arguments.m is missing', "arguments.n must be an integer, not a string ('1')"]
     """
     return _problems(schema, value, path)[:PROBLEMS_MAX]
 

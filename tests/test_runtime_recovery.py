@@ -17,6 +17,8 @@ from runtime_agents import World, ask, say, script
 
 from agentstore import CallNotWaiting, EffectConflict, Fenced, NotDone, RunFailed, Set, Store, Unknown, clock, events
 from agentstore.runtime import Agent, RunEvent, ToolContext, ToolError, ToolMessage, resolve, tool
+from agentstore.runtime.attempt import Doubt, attempt
+from agentstore.runtime.plan import plan
 from agentstore.testing.manual_clock import ManualClock
 
 
@@ -353,29 +355,30 @@ def test_an_async_tool_that_is_late_is_stopped_and_goes_to_its_rule(store: Store
     assert stopped == [1, 2]
 
 
-def test_a_sync_tool_that_is_late_may_still_answer_before_its_deadline(store: Store) -> None:
+def test_a_sync_tool_that_is_late_may_still_answer_before_its_deadline() -> None:
     """A thread cannot be stopped. As long as nobody else may judge the call, what it returns counts."""
     go_on = threading.Event()
-    late: list[str] = []
 
-    @tool(recovery="ask", timeout_s=0.02)
+    @tool(recovery="ask", timeout_s=0.01)
     def act(what: str) -> str:
         go_on.wait()
         return "late"
 
-    def observe(event: RunEvent) -> None:
-        late.append(event.kind)
+    (planned,) = plan(ask(("act", {"what": "x"})), {"act": act}, None)
+    context = ToolContext(
+        key="00", attempt=1, deadline=0.0, thread_id="t", decision=0, index=0, tool="act", call=planned.call.raw
+    )
 
-    async def main() -> Any:
-        agent = Agent(model=one_call(), tools=[act], on_event=observe)
-        run = asyncio.ensure_future(agent.arun(store, "t", "go"))
-        while "call" not in late:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.1)  # well past its timeout, far from its deadline
+    async def main() -> tuple[Any, Any]:
+        given_up = await attempt(planned, context, patience_s=0.01)
+        waited = asyncio.ensure_future(attempt(planned, context, patience_s=3600))
+        await asyncio.sleep(0.05)
         go_on.set()
-        return await run
+        return given_up, await waited
 
-    assert contents(asyncio.run(main())) == ["late"]
+    given_up, waited = asyncio.run(main())
+    assert given_up == Doubt("it took longer than 0.01 s and still runs", ended=False)
+    assert (waited.outcome, waited.value) == ("ok", "late")
 
 
 def test_a_tool_that_ends_its_interpreter_is_in_doubt(store: Store) -> None:
