@@ -136,13 +136,16 @@ def text_of(result: Any) -> str:
         return result
     try:
         return json.dumps(result, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # a `__str__` of the tool's own may raise anything, and the tool took effect already
         return short(result)
 
 
 def short(value: Any) -> str:
-    """The repr of `value`, cut to `TEXT_CHARS_MAX` characters."""
-    text = repr(value)
+    """The repr of `value`, cut to `TEXT_CHARS_MAX` characters; what it is, where it has none."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     return text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + "… (shortened)"
 
 

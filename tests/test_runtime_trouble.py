@@ -15,7 +15,7 @@ from runtime_agents import World, ask, say, script
 from agentstore import CommitUnknown, DiskFull, Fenced, Set, StaleThread, Store, StoreFailed, clock, leases
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.segments import SEGMENT
-from agentstore.runtime import Agent, ToolContext, tool
+from agentstore.runtime import Agent, Reply, ToolContext, tool
 from agentstore.runtime.agent import LEASE_S
 from agentstore.testing.faults import Call, Error, Fault, FaultyFiles, is_frame
 from agentstore.testing.manual_clock import ManualClock
@@ -244,3 +244,33 @@ def test_the_lease_of_a_run_outlasts_its_calls(tmp_path: Path) -> None:
 
         Agent(model=script(ask(("put", {"what": "a"})), say("done")), tools=[put], lease_s=10).run(store, "t", "go")
     assert found[0] > 3600
+
+
+class Mute:
+    """Raises whatever it is asked."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize("result", [10**5000, Mute()], ids=["an int of too many digits", "no repr"])
+def test_a_result_that_has_no_text_does_not_call_its_tool_again(store_dir: Path, result: object) -> None:
+    """The run died with the error of the result's repr after the tool had taken effect, and a `replay` tool was called
+    again at each further run."""
+    calls = []
+
+    @tool(recovery="replay", retries=0)
+    def measure() -> object:
+        calls.append(1)
+        return result
+
+    def model(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Reply:
+        if messages[-1]["role"] == "tool":
+            return Reply({"role": "assistant", "content": "done"})
+        call = {"id": "1", "type": "function", "function": {"name": "measure", "arguments": "{}"}}
+        return Reply({"role": "assistant", "tool_calls": [call]})
+
+    with Store.open(store_dir) as store:
+        for _ in range(2):
+            assert Agent(model=model, tools=[measure]).run(store, "t", "go", input_id="1").status == "COMPLETED"
+    assert calls == [1]
