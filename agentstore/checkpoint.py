@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from agentstore.codec import cbor
+from agentstore.errors import CorruptionError, LimitExceeded
 from agentstore.records import CheckpointHeader
 
 
@@ -76,7 +77,10 @@ class Checkpoint:
         """The checkpoint of a record. CorruptionError if that is damaged."""
         header = CheckpointHeader(raw, where)
         meta = header.meta(raw)
-        step, status, metadata = cbor.decode(meta) if meta else (None, None, None)
+        try:
+            step, status, metadata = cbor.decode(meta) if meta else (None, None, None)
+        except (CorruptionError, LimitExceeded, ValueError, TypeError) as error:
+            raise CorruptionError(f"{where}: its step, status and metadata are damaged: {error}") from error
         return cls(
             thread_id,
             thread_uuid,

@@ -93,9 +93,12 @@ def plan(state: State, changes: tuple[Change, ...], fetch: Fetch) -> Plan:
     made = Plan()
     after = made.after
     deep: set[str] = set()
-    for change in changes:
-        if change.rest or change.__class__ is Splice:
-            deep.add(change.field)
+    try:
+        for change in changes:
+            if change.rest or change.__class__ is Splice:
+                deep.add(change.field)
+    except AttributeError:
+        raise TypeError(f"a commit takes Set, Delete, Append and Splice, not {change!r}") from None
     editors: dict[str, _Editor] = {}
     for change in changes:
         kind = change.__class__

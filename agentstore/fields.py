@@ -163,8 +163,11 @@ def sums_of(state: State) -> list[Any]:
 
 
 def state_from_sums(sums: list[Any]) -> State:
-    """A state of which only the checksums are known."""
-    return {name: Field(name_crc(name), count, crc, size, None) for name, crc, count, size in sums}
+    """A state of which only the checksums are known. CorruptionError if `sums` is not what `sums_of` makes."""
+    try:
+        return {name: Field(name_crc(name), count, crc, size, None) for name, crc, count, size in sums}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CorruptionError(f"a list of checksums is damaged: {error!r}") from error
 
 
 def apply(state: State, ops: list[Op]) -> None:

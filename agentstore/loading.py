@@ -8,7 +8,7 @@ from agentstore import fields, records
 from agentstore.codec import zstd
 from agentstore.codec.crc import crc32c
 from agentstore.engine.api import Reader
-from agentstore.errors import CheckpointNotFound, CorruptionError
+from agentstore.errors import CheckpointNotFound, CorruptionError, LimitExceeded
 from agentstore.fields import Chunk, Field, State
 from agentstore.records import (
     CHECKPOINT,
@@ -226,15 +226,16 @@ def read_snapshot(reader: Reader, prefix: bytes, seq: int, raw: bytes, where: st
         data = reader.get(chunk_keys + int_part(chunk.seq) + int_part(chunk.index))
         if data is None:
             raise CorruptionError(f"{where}: its chunk {chunk.seq}/{chunk.index} is missing")
-        if chunk.flag & FLAG_ZSTD:
-            data = zstd.decompress(data, chunk.size)
-        if len(data) != chunk.size:
-            raise CorruptionError(f"{where}: its chunk {chunk.seq}/{chunk.index} has {len(data)} bytes")
+        try:
+            if chunk.flag & FLAG_ZSTD:
+                data = zstd.decompress(data, chunk.size)
+            if len(data) != chunk.size:
+                raise CorruptionError(f"it has {len(data)} bytes, not {chunk.size}")
+        except (CorruptionError, LimitExceeded) as error:
+            raise CorruptionError(f"{where}: its chunk {chunk.seq}/{chunk.index} is damaged: {error}") from error
         return data
 
-    blob = raw[SNAPSHOT.size :]
-    if flags & FLAG_ZSTD:
-        blob = zstd.decompress(blob, records.RECORD_BYTES_MAX)
+    blob = records.unsqueeze(flags, raw[SNAPSHOT.size :], where)
     state: State = {}
     try:
         for name, crc, count, size, refs, rest in records.unpack(blob, where):

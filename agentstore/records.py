@@ -44,7 +44,7 @@ from agentstore.codec.cbor import array_header
 from agentstore.codec.tags import DECODERS
 from agentstore.engine import keys
 from agentstore.engine.api import Tx
-from agentstore.errors import CorruptionError, InvalidThreadId
+from agentstore.errors import CorruptionError, InvalidThreadId, LimitExceeded
 
 VERSION = 1
 
@@ -230,12 +230,24 @@ def squeeze(payload: bytes) -> tuple[int, bytes]:
     return 0, payload
 
 
+def unsqueeze(flags: int, stored: bytes, where: str) -> bytes:
+    """What `squeeze` was given. CorruptionError if `stored` is not what it returned."""
+    if not flags & FLAG_ZSTD:
+        return stored
+    try:
+        return zstd.decompress(stored, RECORD_BYTES_MAX)
+    except (CorruptionError, LimitExceeded) as error:
+        raise CorruptionError(f"{where}: the record is damaged: {error}") from error
+
+
 def payload_of(raw: bytes, where: str) -> list[Any]:
     """``[ops]`` or ``[ops, sums]`` of a checkpoint record. O(size)."""
     blob = raw[CHECKPOINT.size + int.from_bytes(raw[4:8], "little") :]
-    if raw[1] & FLAG_ZSTD:
-        blob = zstd.decompress(blob, RECORD_BYTES_MAX)
-    return unpack(blob, where)
+    flags = raw[1]
+    payload = unpack(unsqueeze(flags, blob, where) if flags & FLAG_ZSTD else blob, where)
+    if len(payload) != (2 if flags & FLAG_SUMS else 1) or payload[0].__class__ is not list:
+        raise CorruptionError(f"{where}: the record is damaged: its payload has another shape than its flags say")
+    return payload
 
 
 end_of = keys.end_of
