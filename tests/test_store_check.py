@@ -167,13 +167,13 @@ def test_no_flipped_byte_of_a_checkpoint_gives_a_wrong_state(store: Store, seq: 
     raw = store._engine.transact(lambda tx: tx.get(checkpoint(seq)) or b"").value
     noticed = 0
     for at in range(0, len(raw), 7):
-        store._engine.transact(lambda tx, at=at: tx.put(checkpoint(seq), flip(at)(raw)))  # type: ignore[misc]  # a default
+        store._engine.transact(lambda tx, at=at: tx.put(checkpoint(seq), flip(at)(raw)))  # type: ignore[misc]  # default
         try:
             assert store.thread("t").load(at=seq) == right
         except CorruptionError as error:
             assert "'t'" in str(error)
             noticed += 1
-    # Times, reason and metadata are not the state; nor is the op where a snapshot at this very checkpoint stands for it.
+    # Times, reason and metadata are not the state; nor is the op where a snapshot of this checkpoint stands for it.
     assert noticed >= (1 if seq == 63 else 5)
     store._engine.transact(lambda tx: tx.put(checkpoint(seq), raw))
     assert store.check() == []
