@@ -14,12 +14,15 @@ from .frame import machine, message, percentile
 from .processes import Writer, rss_anon_bytes
 from .writer import GROW_THREAD, MESSAGE_BYTES
 
-OPENS = 3
-"""How many killed stores are opened: each open empties its log."""
 
+def run(
+    directory: str, *, messages: int = 10_000, loads: int = 60, opens: int = 3, blob_bytes: int | None = None
+) -> dict[str, Any]:
+    """The whole scenario in the empty `directory`; a result for JSON.
 
-def run(directory: str, *, messages: int = 10_000, loads: int = 60) -> dict[str, Any]:
-    """The whole scenario in the empty `directory`; a result for JSON."""
+    `opens`: how many killed stores are opened (an open empties the log); `blob_bytes`: what their logs are full of
+    instead of messages.
+    """
     store_path = os.path.join(directory, "store")
     writer = Writer("grow", store_path, "--count", str(messages))
     with writer.sample_memory() as memory:
@@ -34,7 +37,8 @@ def run(directory: str, *, messages: int = 10_000, loads: int = 60) -> dict[str,
         "writer_rss_anon_bytes": memory.max_bytes,
     }
     result |= _loads(store_path, messages, loads)
-    result["open_after_kill"] = [_open_after_kill(os.path.join(directory, f"killed-{turn}")) for turn in range(OPENS)]
+    killed = [os.path.join(directory, f"killed-{turn}") for turn in range(opens)]
+    result["open_after_kill"] = [_open_after_kill(path, blob_bytes) for path in killed]
     return result
 
 
@@ -72,9 +76,10 @@ def _timed_load(store: Store, at: int | None, steps: int | None, wanted: list[di
     return took
 
 
-def _open_after_kill(store_path: str) -> dict[str, float]:
+def _open_after_kill(store_path: str, blob_bytes: int | None) -> dict[str, float]:
     """Milliseconds to open a store whose writer died with a full log, and how much there was to replay."""
-    writer = Writer("full-log", store_path)
+    blobs = [] if blob_bytes is None else ["--blob-bytes", str(blob_bytes)]
+    writer = Writer("full-log", store_path, *blobs)
     writer.go()
     status = writer.died()
     if status != -signal.SIGKILL:

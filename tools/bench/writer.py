@@ -3,7 +3,7 @@
     python -m agentstore.tools.bench.writer loop CONTENDER DIR [--count N | --seconds S] [--threads T] [--frame-bytes B]
     python -m agentstore.tools.bench.writer grow DIR --count N          one thread of N messages
     python -m agentstore.tools.bench.writer threads DIR --count N       N threads of one checkpoint
-    python -m agentstore.tools.bench.writer full-log DIR                fill the WAL, then die by SIGKILL
+    python -m agentstore.tools.bench.writer full-log DIR [--blob-bytes B]   fill the WAL, then die by SIGKILL
 
 It prints ``ready``, waits for a line on its standard input, works, and prints what it did as JSON.
 """
@@ -24,7 +24,7 @@ from agentstore.engine.roll import WAL_HARD_BYTES
 from agentstore.engine.segment import SEGMENT_BYTES
 
 from .frame import message, percentile
-from .peers import agentstore_commit, bare_loop, lmdb_sync, sqlite_full
+from .peers import agentstore_commit, bare_loop, lmdb_sync, prepared_messages, sqlite_full
 
 MESSAGE_BYTES = 600
 GROW_THREAD = "bench:long"
@@ -124,8 +124,12 @@ def thread_name(number: int) -> str:
     return f"user-{number % 1000}:task-{number}"
 
 
-def full_log(directory: str) -> None:
-    """Fill the log as far as committers let it grow, and die with all of it unfolded."""
+def full_log(directory: str, blob_bytes: int | None) -> None:
+    """Fill the log as far as committers let it grow, and die with all of it unfolded.
+
+    With chat messages as of a live agent, or (fewer and larger frames, sooner full) random blobs of `blob_bytes`.
+    """
+    messages = prepared_messages()
     _ready()
     # Without the background nothing folds before the hard limit: the largest log that a kill can leave.
     with Store.open(directory, background=False) as store:
@@ -133,9 +137,10 @@ def full_log(directory: str) -> None:
         while store.stats()["wal_bytes"] < WAL_HARD_BYTES - SEGMENT_BYTES:
             thread = store.thread(f"bench:full-log:{step}")
             thread.commit(Set("conversation_history", []), reason="input")
-            for _ in range(500):
+            for _ in range(100):
                 step += 1
-                thread.commit(Append("conversation_history", message(step, MESSAGE_BYTES)), step=step)
+                said = messages[step % len(messages)] if blob_bytes is None else os.urandom(blob_bytes)
+                thread.commit(Append("conversation_history", said), step=step)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -152,10 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--frame-bytes", type=int, default=600)
+    parser.add_argument("--blob-bytes", type=int)
     given = parser.parse_args(arguments)
     directory = given.names[-1]
     if given.job == "full-log":
-        full_log(directory)
+        full_log(directory, given.blob_bytes)
     elif given.job == "grow":
         print(json.dumps(grow(directory, given.count)))
     elif given.job == "threads":
