@@ -129,21 +129,21 @@ class Store:
         """
         wanted = prefix.encode("utf-8", "surrogatepass")
         if order == "name":
-            found = self._by_name(wanted)
+            found = self._by_name(wanted, limit)
         elif order == "created":
-            found = self._by_creation(wanted)
+            found = self._by_creation(wanted, limit)
         else:
             raise ValueError(f'order is "name" or "created", not {order!r}')
         return _first(found, limit)
 
-    def _by_name(self, prefix: bytes) -> Iterator[str]:
+    def _by_name(self, prefix: bytes, limit: int | None) -> Iterator[str]:
         # A long name's key has the first bytes and a hash: those that share them sort by hash, and are put in order
         # here.
         low = records.NAMES + b"\x30" + records.cut_name(prefix).replace(b"\0", b"\0\xff")
         high = low + b"\xff\xff"
-        while True:
+        for size in _page_sizes(limit):
             with self._engine.read() as snap:
-                page, low = _page(snap.scan(low, high))
+                page, low = _page(snap.scan(low, high), size)
             group: list[bytes] = []
             cut = b""
             for name in page:
@@ -155,19 +155,19 @@ class Store:
             if not low:
                 return
 
-    def _by_creation(self, prefix: bytes) -> Iterator[str]:
+    def _by_creation(self, prefix: bytes, limit: int | None) -> Iterator[str]:
         low = records.CREATED
         high = records.end_of(low)
-        while True:
+        for size in _page_sizes(limit):
             page: list[bytes] = []
             with self._engine.read() as snap:
                 for key, name in snap.scan(low, high, reverse=True):
                     high = key
                     page.append(name)
-                    if len(page) == PAGE_THREADS:
+                    if len(page) == size:
                         break
             yield from [name.decode() for name in page if name.startswith(prefix)]
-            if len(page) < PAGE_THREADS:
+            if len(page) < size:
                 return
 
     # --- effects without the loop --------------------------------------------------------
@@ -202,13 +202,21 @@ class Store:
         return {"threads": threads, **self._engine.stats()}
 
 
-def _page(pairs: Iterator[tuple[bytes, bytes]]) -> tuple[list[bytes], bytes]:
-    """Names of some `PAGE_THREADS` entries, whole groups of one long prefix; the key to go on at, empty at the end."""
+def _page_sizes(limit: int | None) -> Iterator[int]:
+    """How many ids to read at once: no more than are wanted, then more and more, since a prefix may fit few of them."""
+    size = PAGE_THREADS if limit is None else max(1, min(limit, PAGE_THREADS))
+    while True:
+        yield size
+        size = min(4 * size, PAGE_THREADS)
+
+
+def _page(pairs: Iterator[tuple[bytes, bytes]], size: int) -> tuple[list[bytes], bytes]:
+    """Names of some `size` entries, whole groups of one long prefix; the key to go on at, empty at the end."""
     names: list[bytes] = []
     cut = b""
     for key, value in pairs:
         name = records.name_of(value)[1]
-        if len(names) >= PAGE_THREADS and records.cut_name(name) != cut:
+        if len(names) >= size and records.cut_name(name) != cut:
             return names, key
         cut = records.cut_name(name)
         names.append(name)

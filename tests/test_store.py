@@ -170,7 +170,7 @@ def test_listing_the_newest_reads_little(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(store._engine, "read", Counting)
     assert list(store.threads(order="created", limit=20)) == [f"{n:04}" for n in range(1499, 1479, -1)]
     assert list(store.threads(limit=20)) == [f"{n:04}" for n in range(20)]
-    assert read <= 2 * 257
+    assert read <= 2 * 21
 
 
 # --- deleting -------------------------------------------------------------------------------------------
