@@ -263,7 +263,7 @@ class Effect:
 
         def write(tx: Tx) -> tuple[Receipt, Receipt | None]:
             mine = receipt._replace(lsn=tx.lsn)
-            before = ledger.find(tx, self._slot).receipt
+            before = ledger.first_receipt(tx, self._slot)
             if (
                 before is None
                 or (before.seq is None and before.id == mine.id)

@@ -44,7 +44,7 @@ from agentstore.effect_views import (
 )
 from agentstore.engine import keys
 from agentstore.engine.api import Reader, Tx
-from agentstore.errors import EffectInDoubt, EffectInFlight
+from agentstore.errors import EffectClosed, EffectInDoubt, EffectInFlight
 from agentstore.fencing import enter, located
 from agentstore.records import Head, shown
 from agentstore.rules import Action, check_rule
@@ -157,7 +157,7 @@ def open_effect(
     """
     check_rule(rule)
     check_call(index, tool, timeout_s, generation)
-    packed, digest = pack(arguments, ("arguments",)), canonical(arguments, ("arguments",))
+    digest = canonical(arguments, ("arguments",))
     engine = thread._store._engine
 
     def locate(reader: Reader) -> tuple[bytes, Identity, Slot, bytes, bytes]:
@@ -168,12 +168,15 @@ def open_effect(
 
     with engine.read() as snap:
         _, identity, slot, key, _ = locate(snap)
-        found = ledger.find(snap, slot)
-    if found.intent is not None and found.intent.key == key:
-        if found.receipt is not None:
-            return Effect(thread, identity, slot, rule, found.intent, found.receipt, may_call=False)
-        if _claim(found.intent, timeout_s):
-            return Effect(thread, identity, slot, rule, found.intent, None, may_call=True)
+        intent, receipt = ledger.find(snap, slot)
+    if intent is not None and intent.key == key:
+        if receipt is not None:
+            return Effect(thread, identity, slot, rule, intent, receipt, may_call=False)
+        claimed = _claim(thread, identity, slot, intent, timeout_s)
+        if claimed is not None:
+            return Effect(thread, identity, slot, rule, claimed, None, may_call=True)
+
+    packed = pack(arguments, ("arguments",))
 
     def write(tx: Tx) -> tuple[Identity, Slot, ledger.Begun]:
         prefix, identity, slot, key, call_hash = locate(tx)
@@ -222,16 +225,45 @@ _WHAT_TO_DO: Final = {
 }
 
 
-def _claim(intent: Intent, timeout_s: float) -> bool:
-    """Whether this is the call of an intent that this process stored with the decision and nobody began yet."""
-    late = intent.deadline_ns - clock.current().boottime_ns() < int(timeout_s * NS_PER_S)
-    if late or intent.mark or intent.nonce not in _unclaimed:
-        return False  # a late one goes through a transaction, which judges it as any other
+def _claim(thread: Thread, identity: Identity, slot: Slot, intent: Intent, timeout_s: float) -> Intent | None:
+    """The attempt to make, if this process stored the intent with its decision and nobody began the call yet.
+
+    No transaction, unless the decision is so long ago that the time left to the deadline is too short for the call.
+    """
     try:
-        _unclaimed.remove(intent.nonce)
+        _unclaimed.remove(intent.nonce)  # one step: other threads of this process may want it, too
     except KeyError:
-        return False  # another thread of this process was faster
-    return True
+        return None
+    now = clock.current()
+    if intent.deadline_ns - now.boottime_ns() >= int(timeout_s * NS_PER_S):
+        return intent
+
+    def write(tx: Tx) -> Intent:
+        enter(tx, thread)
+        old = ledger.open_attempt(tx, slot, intent.nonce, describe(thread, identity, intent.tool))
+        fresh = ledger.new_intent(
+            key=old.key,
+            call_hash=old.call_hash,
+            tool=old.tool,
+            rule=old.rule,
+            arguments=old.arguments,
+            timeout_s=timeout_s,
+            token=thread._token or ledger.NO_TOKEN,
+            attempt=old.attempt,
+            nonce=nonce,
+            lsn=tx.lsn,
+        )
+        ledger.put_intent(tx, slot, fresh)
+        return fresh
+
+    nonce = ledger.new_nonce()
+    try:
+        return thread._store._engine.transact(write).value
+    except EffectClosed:
+        return None  # somebody judged it in the meantime: it is theirs, or done
+    except BaseException:
+        _unclaimed.add(intent.nonce)  # still nobody has called the tool
+        raise
 
 
 def write_intents(tx: Tx, thread: Thread, seq: int, calls: Sequence[EffectCall]) -> None:
@@ -300,11 +332,19 @@ def _identity(
         raise ValueError(
             f"thread {shown(thread.id)} has no checkpoint {seq}: a decision is confirmed before its calls run"
         )
+    if generation is None and _is_first_open(reader, prefix, Identity(uuid, seq, index, 0)):
+        generation = 0
     if generation is None:
         generation = max(
             _newest(reader, space, uuid, seq, index) for space in (intent_space(prefix), receipt_space(prefix))
         )
     return Identity(uuid, seq, index, generation)
+
+
+def _is_first_open(reader: Reader, prefix: bytes, first: Identity) -> bool:
+    """Whether generation 0 is open, so that no other can have begun: one get in the place of two scans."""
+    data = reader.get(intent_space(prefix, *first))
+    return data is not None and decode_intent(data).mark != MARK_NOT_DONE
 
 
 def _newest(reader: Reader, space: bytes, uuid: bytes, seq: int, index: int) -> int:

@@ -28,6 +28,7 @@ from agentstore.effect_records import (
     encode_intent,
     encode_pair,
     encode_receipt,
+    join_pair,
 )
 from agentstore.engine import keys
 from agentstore.engine.api import Reader, Tx
@@ -78,6 +79,12 @@ def find(reader: Reader, slot: Slot) -> Found:
         return Found(*decode_pair(data))
     data = reader.get(slot.intent)
     return Found(None if data is None else decode_intent(data), None)
+
+
+def first_receipt(reader: Reader, slot: Slot) -> Receipt | None:
+    """The receipt that counts, if there is one. One get."""
+    data = reader.get(slot.receipt)
+    return None if data is None else decode_pair(data)[1]
 
 
 def standing(found: Found) -> Standing:
@@ -169,10 +176,11 @@ def finish(tx: Tx, slot: Slot, intent: Intent, receipt: Receipt) -> Receipt | No
             tx.put(slot.receipt, encode_pair(kept, before._replace(seq=receipt.seq)))
         return before
     open_data = tx.get(slot.intent)
-    if open_data is not None:
-        intent = decode_intent(open_data)
+    if open_data is None:
+        open_data = encode_intent(intent)
+    else:
         tx.delete(slot.intent)
-    tx.put(slot.receipt, encode_pair(intent, receipt))
+    tx.put(slot.receipt, join_pair(open_data, receipt))
     if slot.by_call:
         tx.put(slot.by_call, _TRUE)
     return None

@@ -157,15 +157,44 @@ def test_an_intent_that_nobody_began_can_be_claimed_through_another_handle(store
     assert call(store.thread(thread.id), decision).attempt == 1
 
 
-def test_a_claim_that_comes_too_late_for_the_timeout_is_judged_as_any_other(
-    store: Store, thread: Thread, machine: ManualClock
-) -> None:
+@pytest.mark.parametrize("late_s", [DEADLINE_MARGIN_S + 1, 1000])
+def test_a_late_claim_begins_a_new_deadline(store: Store, thread: Thread, machine: ManualClock, late_s: float) -> None:
+    """Nobody has called the tool, and this process knows it: no person is to be asked about it."""
+    decision = decide(thread, intents=[EffectCall(0, "charge", ARGUMENTS, rule="ask", timeout_s=20)])
+    machine.advance(late_s)
+    effect = call(thread, decision)
+    assert effect.attempt == 1
+    assert effect.remaining_s == pytest.approx(25)
+    with pytest.raises(EffectInFlight):
+        call(store.thread(thread.id), decision)
+    effect.receipt("ch_1", message("ch_1"))
+
+
+def test_a_late_claim_of_what_somebody_else_took_over(store: Store, thread: Thread, machine: ManualClock) -> None:
+    me = machine.owner()
     decision = decide(thread, intents=[EffectCall(0, "charge", ARGUMENTS, rule="replay", timeout_s=20)])
-    machine.advance(DEADLINE_MARGIN_S + 1)
+    other = other_worker(machine, store, thread)
+    machine.advance(25)
+    forget = effects._unclaimed.copy()
+    effects._unclaimed.clear()  # what is true in another process
+    taken = call(other, decision, rule="replay")
+    effects._unclaimed.update(forget)
+    machine.be(me)
     with pytest.raises(EffectInFlight):
         call(thread, decision, rule="replay")
-    machine.advance(20)
-    assert call(thread, decision, rule="replay").attempt == 2
+    taken.receipt("ch_1", message("ch_1"))
+    assert call(thread, decision, rule="replay").result == "ch_1"
+
+
+def test_a_late_claim_by_a_fenced_worker_is_given_back(store: Store, thread: Thread, machine: ManualClock) -> None:
+    decision = decide(thread, intents=[EffectCall(0, "charge", ARGUMENTS, timeout_s=20)])
+    thread.lease("worker-1", ttl_s=10)
+    machine.advance(30)
+    other = store.thread(thread.id)
+    other.lease("worker-2")
+    with pytest.raises(Fenced):
+        call(thread, decision)
+    assert call(other, decision).attempt == 1
 
 
 def test_two_calls_of_one_decision_cannot_have_one_index(thread: Thread) -> None:
