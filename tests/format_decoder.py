@@ -1,6 +1,6 @@
 """A reader of a store's bytes, written from docs/format.md alone: it imports nothing of agentstore.
 
-Kept under 150 lines: if the format needs more, the format is too complicated.
+At most 150 lines: a format that needs more is too complicated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def read_frames(data: bytes, epoch: int) -> list[dict[str, Any]]:
 
 
 def read_items(payload: bytes) -> list[tuple[bytes, bytes | None]]:
-    items, at = [], 0
+    items: list[tuple[bytes, bytes | None]] = []
+    at = 0
     while at < len(payload):
         key_size, value_size = struct.unpack_from("<HI", payload, at)
         key = payload[at + 6 : at + 6 + key_size]
@@ -77,7 +78,6 @@ def read_items(payload: bytes) -> list[tuple[bytes, bytes | None]]:
 
 
 def read_log(directory: Path) -> list[dict[str, Any]]:
-    """All frames of the chain, oldest first."""
     uuid = read_format((directory / "FORMAT").read_bytes())
     by_name = {}
     for path in (directory / "wal").glob("*.seg"):
@@ -85,7 +85,7 @@ def read_log(directory: Path) -> list[dict[str, Any]]:
         header = read_header(data, uuid)
         if header is not None:
             by_name[header["number"], header["epoch"]] = header, read_frames(data, header["epoch"])
-    chain = []
+    chain: list[list[dict[str, Any]]] = []
     name = max(by_name)
     while name in by_name:
         header, frames = by_name[name]

@@ -191,7 +191,7 @@ def test_every_open_transcript_is_cut_without_loss(transcripts: list[Path]) -> N
 
 # --- playing ---------------------------------------------------------------------------
 
-ODD = [
+ODD: list[dict[str, Any]] = [
     {"role": "system", "content": [{"type": "text", "text": "part"}], "cache": {"z": 1, "a": [None, 0.5, -0.0]}},
     {"role": "system", "content": "two of them"},
     {"content": None, "role": "user", "tool_calls": [call("u1")]},

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agentstore.engine import embedded, log, roll, segments
+from agentstore.engine.segment import SEGMENT_BYTES
 
 SMALL_SEGMENT_BYTES = 32 * 1024
 
@@ -23,7 +24,7 @@ def small_limits(segment_bytes: int = SMALL_SEGMENT_BYTES) -> Iterator[None]:
     32768
     """
     names = ("SEGMENT_BYTES", "WAL_HARD_BYTES", "WAL_SOFT_BYTES", "REPLAY_BYTES_MAX")
-    scale = segments.SEGMENT_BYTES // segment_bytes
+    scale = SEGMENT_BYTES // segment_bytes
     places = [(module, name) for module in (embedded, log, roll, segments) for name in names if hasattr(module, name)]
     before = [(module, name, getattr(module, name)) for module, name in places]
     for module, name, value in before:
