@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agentstore.engine import opening
 from agentstore.engine.base import seal
+from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.keys import encode
 from agentstore.testing.bitflips import (
     COMMITS,
@@ -23,6 +25,7 @@ from agentstore.testing.bitflips import (
     without_power,
 )
 from agentstore.testing.crashsim import in_memory
+from agentstore.testing.faults import abandon
 from agentstore.testing.limits import small_limits
 
 
@@ -93,6 +96,36 @@ def test_the_check_notices_a_wrong_answer(directory: Path) -> None:
         with pytest.raises(AssertionError, match="commit 3 reads as"):
             outcome(forged, flip, str(directory / "flipped"), power_cut=False)
         assert flipped(forged, flip).files["control"] != forged.files["control"]
+
+
+def test_verify_reports_a_structure_that_lmdb_cannot_walk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by flips in a base that was not walked when it was opened, as a large one is not: `verify` raised LMDB's
+    own error, or LMDB ended the process, where it should have been reported.
+    """
+    monkeypatch.setattr(opening, "VERIFY_AT_RECOVERY_BYTES", 0)
+    root = directory / "store"
+    with small_limits():
+        engine = EmbeddedEngine.open(root, background=False)
+        for number in range(40):
+            engine.transact(lambda tx, n=number: tx.put(encode("key", n), value(n) * 3))  # type: ignore[misc]
+        engine.fold()
+        abandon(engine)
+        # In place: a file of another inode would be walked. The type of every page but the two meta pages.
+        with (root / "base.mdb").open("r+b") as file:
+            for page in range(2, (root / "base.mdb").stat().st_size // 4096):
+                file.seek(page * 4096 + 10)
+                kind = file.read(1)[0]
+                if kind == 2:  # a leaf: not one that holds the position
+                    file.seek(page * 4096 + 16)
+                    found = file.read(4080)
+                    if b"\x01base" not in found:
+                        file.seek(page * 4096 + 10)
+                        file.write(b"\x08")
+        engine = EmbeddedEngine.open(root, background=False)
+        findings = engine.verify()
+        abandon(engine)
+    assert len(findings) > 1
+    assert findings[-1].endswith("its records were not read")
 
 
 def _remove(path: Path) -> None:

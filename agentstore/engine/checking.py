@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+
+import lmdb
 
 from agentstore.engine.control import DURABLE_LSN
 from agentstore.engine.lmdbfile import damage_of
@@ -16,7 +19,10 @@ from agentstore.errors import CorruptionError
 def problems(parts: Parts) -> list[str]:
     """A sentence for each invariant that does not hold. The fold lock keeps base and log together meanwhile."""
     with parts.fold_lock:
-        return [*_log(parts), *_structure(parts), *parts.base.damaged_records()]
+        structure = _structure(parts)
+        # Not the records of a damaged tree: LMDB follows every pointer, and ends the process where one leads nowhere.
+        records = [f"{parts.base.path}: its records were not read"] if structure else _records(parts)
+        return [*_log(parts), *structure, *records]
 
 
 def _log(parts: Parts) -> list[str]:
@@ -56,6 +62,13 @@ def _log(parts: Parts) -> list[str]:
                 "nothing is lost, look at the disk"
             )
     return found
+
+
+def _records(parts: Parts) -> Iterator[str]:
+    try:
+        yield from parts.base.damaged_records()
+    except lmdb.Error as error:
+        yield f"{parts.base.path}: its records cannot all be read: {error}"
 
 
 def _structure(parts: Parts) -> list[str]:
