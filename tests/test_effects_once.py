@@ -132,7 +132,7 @@ def test_it_survives_close_and_open(tmp_path: Path) -> None:
         with open_store(tmp_path / "agents") as store:
             assert store.once("a", lambda: [1, (2, None)]) == [1, (2, None)]
     with open_store(tmp_path / "agents") as store:
-        assert store.once("a", lambda: 1 / 0) == [1, (2, None)]  # not called
+        assert store.once("a", lambda: _raise(OSError("called"))) == [1, (2, None)]
 
 
 def test_the_result_none_is_a_result(store: Store) -> None:
@@ -278,7 +278,7 @@ def test_resolve_without_the_function(after_death: Reopen, bank: Bank) -> None:
     with pytest.raises(OSError, match="x"):
         store.once("b", lambda: _raise(OSError("x")))
     once.resolve(store, "b", {"found": 1})
-    assert store.once("b", lambda: 1) == {"found": 1}
+    assert store.once("b", lambda: _raise(OSError("called"))) == {"found": 1}
 
 
 def _raise(error: Exception) -> Any:
