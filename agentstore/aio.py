@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
+from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.errors import StoreClosed
+from agentstore.once import NOT_GIVEN
 from agentstore.store import DEFAULT_PATH, PAGE_THREADS, Store
 from agentstore.thread import Thread
 
@@ -159,11 +161,14 @@ class AsyncStore:
 
     async def once(
         self,
-        key: str,
+        name: str,
         fn: Callable[..., Any],
         *,
         arguments: Mapping[str, Any] | None = None,
-        **options: Any,
+        rule: str = "ask",
+        query: Callable[[str], Any] | None = None,
+        timeout_s: float = TIMEOUT_S_DEFAULT,
+        happened: Any = NOT_GIVEN,
     ) -> Any:
         """As `Store.once`; `fn` and `query` may be coroutine functions, which then run on this event loop.
 
@@ -171,10 +176,18 @@ class AsyncStore:
         is waited for.
         """
         coroutines = _Coroutines(asyncio.get_running_loop())
-        if options.get("query") is not None:
-            options["query"] = coroutines.plain(options["query"])
-        plain = coroutines.plain(fn)
-        call = asyncio.ensure_future(self._call(self._store.once, key, plain, arguments=arguments, **options))
+        call = asyncio.ensure_future(
+            self._call(
+                self._store.once,
+                name,
+                coroutines.plain(fn),
+                arguments=arguments,
+                rule=rule,
+                query=None if query is None else coroutines.plain(query),
+                timeout_s=timeout_s,
+                happened=happened,
+            )
+        )
         try:
             await asyncio.wait((call,))
         except asyncio.CancelledError:
@@ -344,9 +357,30 @@ class AsyncThread:
         """As `Thread.delete`."""
         await self._call(self._thread.delete)
 
-    async def effect(self, **options: Any) -> AsyncEffect:
+    async def effect(
+        self,
+        *,
+        decision: Checkpoint | tuple[bytes, int],
+        index: int,
+        tool: str,
+        arguments: Mapping[str, Any],
+        rule: str = "ask",
+        timeout_s: float = TIMEOUT_S_DEFAULT,
+        generation: int | None = None,
+    ) -> AsyncEffect:
         """As `Thread.effect`. Cancelled after its intent was stored, the call is known not to have been made."""
-        opening = asyncio.ensure_future(self._call(self._thread.effect, **options))
+        opening = asyncio.ensure_future(
+            self._call(
+                self._thread.effect,
+                decision=decision,
+                index=index,
+                tool=tool,
+                arguments=arguments,
+                rule=rule,
+                timeout_s=timeout_s,
+                generation=generation,
+            )
+        )
         try:
             return AsyncEffect(self, await _to_the_end(opening))
         except asyncio.CancelledError:

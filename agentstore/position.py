@@ -56,6 +56,7 @@ class Position:
         self._since_sums = 0
         self._since_snapshot = self._since_bytes = 0
         self._ask_at = DELTAS_MIN
+        self._has_large = False  # bytes of fields above the limit are in memory until the next commit
         self._token: int | None = None  # of the lease that this handle holds
         self._pending: Staged | None = None  # written in a transaction whose outcome is not known yet
         self._stale = False
@@ -179,6 +180,7 @@ class Position:
             loading.verify(found, snap, keys.prefix, at, self._where)
         for name, field in found.state.items():
             state[name].parts = field.parts
+        self._has_large = True
 
     # --- the transaction and after -----------------------------------------------------
 
@@ -207,6 +209,9 @@ class Position:
             self._state = base
             self._size = sum([field.size for field in base.values()]) + plan.grown
         deltas.adopt(base, plan, BODY_BYTES_MAX)
+        if self._has_large:
+            fields.forget_large(base, BODY_BYTES_MAX)
+            self._has_large = False
         self._sum = staged.state_sum
         self._seq = staged.seq
         self._next_seq = staged.seq + 1

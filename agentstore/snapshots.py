@@ -140,6 +140,9 @@ def take(engine: EmbeddedEngine, number: int, seq: int, commit_id: bytes) -> boo
             return False
         if base is not None and tx.get(records.snapshots(keys.prefix) + int_part(base)) is None:
             return False  # thinned since, and perhaps chunks that we name with it
+        if tx.get(snapshot_key) is not None or any(tx.scan(chunk_keys, records.end_of(chunk_keys))):
+            # Another process took it, now or long ago: its chunks may differ from ours, and later snapshots name them.
+            return False
         for index, data in enumerate(chunks):
             tx.put(chunk_keys + int_part(index), data)
         tx.put(snapshot_key, record)

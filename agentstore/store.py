@@ -7,12 +7,16 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from agentstore import checking, deleting, records
+from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.engine.embedded import EmbeddedEngine
+from agentstore.once import NOT_GIVEN, once
 from agentstore.snapshots import Snapshots
 from agentstore.thread import Thread
+
+T = TypeVar("T")
 
 PAGE_THREADS: Final = 256
 """Thread ids read at once by `Store.threads`: no snapshot stays open while the caller looks at them."""
@@ -173,12 +177,43 @@ class Store:
     # --- effects without the loop --------------------------------------------------------
 
     def once(
-        self, key: str, fn: Callable[..., Any], *, arguments: Mapping[str, Any] | None = None, **options: Any
-    ) -> Any:
-        """Call `fn` so that its result is recorded once, under a key of the caller's; see `agentstore.effects.once`."""
-        from agentstore import once
+        self,
+        name: str,
+        fn: Callable[..., T],
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        rule: str = "ask",
+        query: Callable[[str], Any] | None = None,
+        timeout_s: float = TIMEOUT_S_DEFAULT,
+        happened: Any = NOT_GIVEN,
+    ) -> T:
+        """Call `fn` so that its result is recorded once, under a name of the caller's: the ledger of effects without a
+        thread. `agentstore.once` tells all of it.
 
-        return once.once(self, key, fn, arguments=arguments, **options)
+        The first time: a durable intent, ``fn(**arguments)`` (with ``key=``, the idempotency key, if it takes that), a
+        durable receipt; every later time, in any process: the recorded result. A call that was started and has no
+        receipt goes by `rule`.
+
+        `EffectInFlight`, `EffectInDoubt`, `EffectConflict`, `UnencodableState`, `UnsupportedRule`; what `fn` raises.
+        Two transactions, one read if the result is there.
+
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> store = scratch_store()
+        >>> store.once("invoice-991", lambda amount: f"charged {amount}", arguments={"amount": 5})
+        'charged 5'
+        >>> store.once("invoice-991", lambda amount: "not called again", arguments={"amount": 5})
+        'charged 5'
+        """
+        return once(
+            self,
+            name,
+            fn,
+            arguments=arguments,
+            rule=rule,
+            query=query,
+            timeout_s=timeout_s,
+            happened=happened,
+        )
 
     # --- looking after it ------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentstore import deleting, deltas, fields, loading, records
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
+from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.engine.api import Tx
 from agentstore.errors import CheckpointNotFound, Fenced, StaleThread, ThreadExists, ThreadGone, ThreadNotFound
 from agentstore.position import BODY_BYTES_MAX, Position
@@ -361,12 +362,28 @@ class Thread(Position):
         tool: str,
         arguments: Mapping[str, Any],
         rule: str = "ask",
-        timeout_s: float = 60.0,
-        **options: Any,
+        timeout_s: float = TIMEOUT_S_DEFAULT,
+        generation: int | None = None,
     ) -> Effect:
         """The call `index` of a decision: permission to make it now, or its result.
 
-        See `agentstore.effects.open_effect`.
+        `decision`: the confirmed checkpoint whose message asks for the call, or its id (`Thread.decision`). `generation`:
+        1 more when an approval edited the arguments. Returns an `Effect`: with ``done`` there is a receipt, and the tool
+        must not be called; else its intent is confirmed, and the caller calls the tool with ``effect.key`` and stores
+        what comes of it (`Effect.receipt`). `agentstore.effects.open_effect` tells all of it.
+
+        `EffectInFlight`, `EffectInDoubt`, `EffectConflict`, `UnsupportedRule`, `Fenced`, `ThreadNotFound`,
+        `ThreadGone`. O(1), one fdatasync; nothing is written if the receipt is there, or the intent was stored with the decision.
+
+        >>> from agentstore import Append
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> thread = scratch_store().thread("t")
+        >>> cp = thread.commit(Append("notes", "charge 5"), reason="decision")
+        >>> effect = thread.effect(decision=cp, index=0, tool="charge", arguments={"amount": 5}, rule="query")
+        >>> effect.done, effect.receipt({"id": "ch_1"}, Append("notes", "charged")).seq
+        (False, 1)
+        >>> thread.effect(decision=cp, index=0, tool="charge", arguments={"amount": 5}, rule="query").result
+        {'id': 'ch_1'}
         """
         from agentstore import effects
 
@@ -378,11 +395,21 @@ class Thread(Position):
             arguments=arguments,
             rule=rule,
             timeout_s=timeout_s,
-            **options,
+            generation=generation,
         )
 
     def effects(self, open: bool | None = None) -> list[EffectView]:
-        """The thread's effects; with `open`, only those without a receipt (True) or with one (False)."""
+        """The thread's effects in the order in which they began; with `open`, only those without a receipt (True) or
+        with one (False). `ThreadNotFound`, `ThreadGone`. O(effects), O(open ones) with ``open=True``.
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> thread = scratch_store().thread("t")
+        >>> cp = thread.commit(Set("step", 1), reason="decision")
+        >>> effect = thread.effect(decision=cp, index=0, tool="charge", arguments={}, rule="query")
+        >>> [(view.tool, view.status) for view in thread.effects(open=True)]
+        [('charge', 'in_flight')]
+        """
         from agentstore import effects
 
         return effects.list_effects(self, open)

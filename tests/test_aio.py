@@ -28,7 +28,7 @@ from agentstore import (
     Thread,
 )
 
-CHARGE = {"index": 0, "tool": "charge", "arguments": {"amount": 5}, "rule": "query"}
+CHARGE: dict[str, Any] = {"index": 0, "tool": "charge", "arguments": {"amount": 5}, "rule": "query"}
 
 
 class CancelledAt:

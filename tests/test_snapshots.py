@@ -254,6 +254,30 @@ def test_a_snapshot_whose_base_is_thinned_meanwhile_is_not_written(
     assert store.check() == []
 
 
+def test_two_processes_that_take_the_same_snapshot(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are named by their snapshot's seq: the second must not put others under the first one's names."""
+    thread = store.thread("t")
+    grow(thread, 300, size=1000)
+    number, commit_id = keys_of(thread).number, thread._commit_id
+    transact = store._engine.transact
+
+    def first_the_other(fn: Any) -> Any:
+        monkeypatch.setattr(store._engine, "transact", transact)
+        monkeypatch.setattr(snapshots, "CHUNK_BYTES_MAX", 17_000)  # so that it divides differently
+        assert snapshots.take(store._engine, number, 299, commit_id)
+        return transact(fn)
+
+    monkeypatch.setattr(store._engine, "transact", first_the_other)
+    assert not snapshots.take(store._engine, number, 299, commit_id)
+    assert store.check() == []
+    # Nor may one come back after it was thinned, while later snapshots still name its chunks.
+    grow(thread, 100, start=300, size=1000)
+    assert snapshots.drop(store._engine, number, 299)
+    assert not snapshots.take(store._engine, number, 299, commit_id)
+    assert thread.load()["history"] == [message(n, 1000) for n in range(400)]
+    assert store.check() == []
+
+
 def test_no_snapshot_of_a_thread_that_was_deleted_meanwhile(store: Store) -> None:
     thread = store.thread("t")
     grow(thread, 100)

@@ -18,6 +18,8 @@ from agentstore import (
     CommitUnknown,
     Delete,
     DiskFull,
+    EffectCall,
+    EffectInDoubt,
     Fenced,
     InvalidChange,
     LimitExceeded,
@@ -368,6 +370,27 @@ def test_pins_can_be_replaced_and_taken_away(store: Store) -> None:
     assert store.thread("t").pins() == {1: ""}
     with pytest.raises(ValueError, match="4096"):
         thread.pin(0, "x" * 4097)
+
+
+def test_the_head_does_not_move_away_from_a_call_in_doubt(store: Store) -> None:
+    thread = store.thread("t")
+    thread.commit(Set("n", 0))
+    decision = thread.commit(Set("n", 1), reason="decision", intents=[EffectCall(0, "charge", {"amount": 5})])
+    assert [view.tool for view in thread.effects(open=True)] == ["charge"]
+    with pytest.raises(EffectInDoubt, match="charge"):
+        thread.commit(Set("n", 2), parent=0)
+    thread.effect(decision=decision, index=0, tool="charge", arguments={"amount": 5}).receipt("done")
+    assert thread.commit(Set("n", 2), parent=0).parent == 0
+    assert store.check() == []
+
+
+def test_a_commit_that_fails_leaves_no_intents(store: Store) -> None:
+    thread = store.thread("t")
+    thread.commit(Set("n", 0))
+    store.thread("t").commit(Set("n", 1))
+    with pytest.raises(StaleThread):
+        thread.commit(reason="decision", intents=[EffectCall(0, "charge", {})])
+    assert thread.effects() == []
 
 
 # --- errors in between -------------------------------------------------------------------------
