@@ -367,13 +367,14 @@ class Thread(Position):
     ) -> Effect:
         """The call `index` of a decision: permission to make it now, or its result.
 
-        `decision`: the confirmed checkpoint whose message asks for the call, or its id (`Thread.decision`). `generation`:
-        1 more when an approval edited the arguments. Returns an `Effect`: with ``done`` there is a receipt, and the tool
-        must not be called; else its intent is confirmed, and the caller calls the tool with ``effect.key`` and stores
-        what comes of it (`Effect.receipt`). `agentstore.effects.open_effect` tells all of it.
+        `decision`: the confirmed checkpoint whose message asks for the call, or its id (see `Thread.decision`).
+        `generation`: one more when an approval edited the arguments. Returns an `Effect`: with ``done`` there is a
+        receipt, and the tool must not be called; else its intent is confirmed, and the caller calls the tool with
+        ``effect.key`` and stores what comes of it (`Effect.receipt`). `agentstore.effects.open_effect` tells it all.
 
         `EffectInFlight`, `EffectInDoubt`, `EffectConflict`, `UnsupportedRule`, `Fenced`, `ThreadNotFound`,
-        `ThreadGone`. O(1), one fdatasync; nothing is written if the receipt is there, or the intent was stored with the decision.
+        `ThreadGone`. O(1), one fdatasync; nothing is written if the receipt is there, or the intent was stored with
+        the decision.
 
         >>> from agentstore import Append
         >>> from agentstore.testing.scratch import scratch_store
