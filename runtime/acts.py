@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentstore import AgentStoreError, Checkpoint, EffectDuplicate, LimitExceeded, UnencodableState
+from agentstore import Checkpoint, EffectDuplicate, LimitExceeded, UnencodableState
 
 from .draft import Draft
 from .messages import short
@@ -225,7 +225,8 @@ class Acts:
                 await self._store(planned, settled)
             elif isinstance(settled, Asked) and settled.effect is not None:
                 await self._run.book.call(settled.effect.doubt, settled.why)
-        except (AgentStoreError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # Whatever it is: the results of the other calls are still to be kept.
             _log.warning(
                 "thread %r: the result of %s was not stored: %s", self._run.book.thread.id, planned.name, error
             )

@@ -218,8 +218,10 @@ def test_garbage_in_format_is_refused_and_touches_nothing(closed: Path, garbage:
 def test_a_store_without_format_is_damage_and_is_not_made_again(closed: Path) -> None:
     format_file = (closed / "FORMAT").read_bytes()
     (closed / "FORMAT").unlink()
-    with pytest.raises(CorruptionError, match="FORMAT is missing"):
-        EmbeddedEngine.open(closed)
+    # Who does not ask for a new store is not told that there is none: somebody might clear the directory.
+    for options in ({}, {"create": False}, {"readonly": True}):
+        with pytest.raises(CorruptionError, match="FORMAT is missing"):
+            open_with(closed, options)
     (closed / "FORMAT").write_bytes(format_file)
     engine = EmbeddedEngine.open(closed)
     assert get(engine, KEY) == b"value"

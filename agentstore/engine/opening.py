@@ -124,7 +124,7 @@ class Opening:
             raise NotAStore(
                 f"{path} is not an agentstore store and not empty ({strangers[0]!r} is in it); choose another directory"
             )
-        if not self._create:
+        if not self._create and BASE not in names:
             raise StoreNotFound(f"there is no store at {path}" + (" (its creation was interrupted)" if names else ""))
 
     def _check_format(self, names: list[str]) -> None:
@@ -281,9 +281,9 @@ class Opening:
     def _create_store(self) -> None:
         """Make an empty store. What an interrupted creation left is made again; anything else is damage."""
         files, path = self._files, self._path
+        self._check_unfinished()
         if not self._create:
             raise StoreNotFound(f"there is no store at {path} (its creation was interrupted)")
-        self._check_unfinished()
         wal = self._name(WAL)
         for name in (BASE, BASE_NEW, TAIL):
             files.remove(self._name(name))
