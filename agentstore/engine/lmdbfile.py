@@ -117,7 +117,13 @@ def translate_lmdb(error: lmdb.Error, path: str) -> AgentStoreError:
         return DiskFull(f"no space left for {path}; nothing was lost, free some and try again")
     if isinstance(error, lmdb.ReadersFullError) or code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return OutOfResources(f"{path}: {error}; close snapshots or raise the limit, nothing was lost")
-    damaged = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
+    damaged = (
+        lmdb.CorruptedError,
+        lmdb.PageNotFoundError,
+        lmdb.InvalidError,
+        lmdb.VersionMismatchError,
+        lmdb.MapResizedError,  # the map has one size everywhere: only a damaged meta page names more pages
+    )
     if isinstance(error, damaged):
         return CorruptionError(f"{path} is damaged: {error}; run 'agentstore verify', keep a copy of the directory")
     if code == errno.ENOENT:
