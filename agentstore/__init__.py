@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from agentstore.aio import AsyncEffect, AsyncLease, AsyncStore, AsyncThread
+from agentstore.aio import AsyncStore, AsyncThread
+from agentstore.aio_effects import AsyncEffect, AsyncLease
 from agentstore.changes import Append, Change, Delete, Set, Splice
 from agentstore.checkpoint import Checkpoint
 from agentstore.effect import Effect
