@@ -59,7 +59,7 @@ def test_commit_scenario_measures_every_contender(tmp_path: Path, monkeypatch: p
     for name, small in {"PROCESSES": 2, "THREADS": 8, "REPETITIONS": 1, "SYNC_OPERATIONS": 40}.items():
         monkeypatch.setattr(commit, name, small)
     result = commit.run(str(tmp_path), rounds=2, seconds=0.1)
-    assert [row["name"] for row in result["single"]] == ["bare", "agentstore", "sqlite", "lmdb"]
+    assert [row["name"] for row in result["single"]][:4] == ["bare", "agentstore", "sqlite", "lmdb"]
     assert all(row["operations"] == 50 and row["p99_us"] >= row["p50_us"] > 0 for row in result["single"])
     assert 300 < result["frame_bytes"] < 1500
     assert result["processes"]["commits_per_s"] > 0

@@ -219,6 +219,26 @@ def test_verify_and_stats(filled: str) -> None:
     assert "lsn" in run("stats", "--store", filled).stdout
 
 
+def test_verify_finds_damage_and_show_refuses_it(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    needle = os.urandom(200)
+    with Store.open(str(path)) as store:
+        store.thread("t").commit(Set("needle", needle))
+        store.thread("other").commit(Set("step", 7))
+    raw = (path / "base.mdb").read_bytes()
+    assert raw.count(needle[20:180]) == 1
+    at = raw.index(needle[20:180])
+    (path / "base.mdb").write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    done = run("verify", "--store", str(path), "--json")
+    assert done.returncode == 1, done
+    report = json.loads(done.stdout)
+    assert (report["ok"], len(report["problems"]) >= 1) == (False, True)
+    assert run("verify", "--store", str(path)).returncode == 1
+    done = run("show", "t", "--store", str(path))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert parsed("show", "other", "--store", str(path))["state"] == {"step": 7}
+
+
 # --- a call that waits for a person ------------------------------------------------------
 
 

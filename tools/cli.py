@@ -1,13 +1,14 @@
 """The command line, `agentstore`: what its commands are and how they end.
 
 Exit status: 0 done; 1 done, and the answer is no (a check failed, no such thread); 2 the command could not be
-carried out (wrong usage, not a store, a store that is newer or damaged); 130 interrupted.
+carried out (wrong usage, not a store, a store that is newer or damaged); 130 interrupted; 143 terminated.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -29,6 +30,7 @@ from .output import visible
 EXIT_NO = 1
 EXIT_FAILED = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 _NO = (ThreadNotFound, ThreadGone, CheckpointNotFound, RuntimeStateError)
 """Errors that answer a question about a store that is fine."""
@@ -95,8 +97,14 @@ _add(_bench, *bench_commands.COMMANDS)
 app.add_typer(_bench, name="bench")
 
 
+def _terminate(_signal: int, _frame: object) -> None:
+    raise SystemExit(EXIT_TERMINATED)
+
+
 def main() -> None:
     """The console script."""
+    # Without this the workers of a demo or a replay, and temporary directories, would outlive a SIGTERM.
+    signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets its escape, not a traceback.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are text files in a console script

@@ -58,6 +58,7 @@ class Summary:
     executions: int = 0
     duplicated: int = 0
     kills: int = 0
+    kills_wanted: int = 0
     starts: int = 0
     recoveries: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -113,7 +114,7 @@ def replay(
         supervisor = _Supervisor(transcripts, store_path, folder, random.Random(seed), on_progress)
         supervisor.run(workers, kills)
         summary = compare(transcripts, store_path, supervisor.world)
-    summary.kills, summary.starts = supervisor.kills, supervisor.starts
+    summary.kills, summary.kills_wanted, summary.starts = supervisor.kills, kills, supervisor.starts
     summary.recoveries = {kind: supervisor.recoveries[kind] for kind in RECOVERIES}
     summary.seconds = round(time.monotonic() - began, 2)
     return summary

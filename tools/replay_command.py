@@ -52,6 +52,11 @@ def replay(
     raise typer.Exit(0 if summary.ok else 1)
 
 
+def _kills(summary: Summary) -> str:
+    missed = summary.kills_wanted - summary.kills
+    return f"{summary.kills}" + (f" (the work was finished before {missed} more)" if missed else "")
+
+
 def _print_summary(summary: Summary) -> None:
     print_pairs(
         [
@@ -60,7 +65,8 @@ def _print_summary(summary: Summary) -> None:
             ("decisions", f"{summary.decisions:,}"),
             ("calls recorded", f"{summary.calls:,} ({summary.interrupted:,} of them interrupted)"),
             ("intents / receipts", f"{summary.intents:,} / {summary.receipts:,}"),
-            ("kills / starts of workers", f"{summary.kills} / {summary.starts}"),
+            ("kills of workers", _kills(summary)),
+            ("starts of workers", f"{summary.starts}"),
             ("recoveries", ", ".join(f"{kind} {number}" for kind, number in summary.recoveries.items())),
             (
                 "requests / executions / duplicated",

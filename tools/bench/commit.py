@@ -18,7 +18,7 @@ from agentstore.engine.segment import FRAMES_AT
 
 from . import syncs
 from .frame import Contender, Timing, interleave, machine
-from .peers import agentstore_commit, bare_loop, lmdb_sync, sqlite_full
+from .peers import agentstore_commit, bare_loop, peers
 from .processes import WRITER, run_together
 
 BLOCK = 25
@@ -66,7 +66,7 @@ def frame_bytes() -> int:
 def run(directory: str, *, rounds: int = 40, seconds: float = 2.0, strace: bool = True) -> dict[str, Any]:
     """The whole scenario in the empty `directory`; a result for JSON. Durations are of each part and contender."""
     size = frame_bytes()
-    contenders = [bare_loop(size), agentstore_commit(), sqlite_full(), lmdb_sync()]
+    contenders = [bare_loop(size), agentstore_commit(), *peers()]
     result: dict[str, Any] = {"scenario": "commit", "machine": machine(directory), "frame_bytes": size}
     result["single"] = _single(directory, contenders, rounds)
     result["processes"] = _many(directory, "processes", size, seconds)

@@ -5,6 +5,8 @@ Every peer makes its write durable before it returns, as a commit of the store d
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import sqlite3
@@ -102,6 +104,37 @@ def sqlite_full() -> Contender:
     return Contender(
         "sqlite", f"SQLite {sqlite3.sqlite_version}, journal_mode=WAL, synchronous=FULL, one INSERT", opened
     )
+
+
+def apsw_full() -> Contender:
+    """As `sqlite_full`, with the SQLite that the package apsw brings: Python's own is often years old."""
+    apsw = importlib.import_module("apsw")
+
+    @contextmanager
+    def opened(directory: str) -> Iterator[Operation]:
+        messages = [json.dumps(one) for one in prepared_messages()]
+        database = apsw.Connection(os.path.join(directory, "peer-apsw.sqlite"))
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            database.execute("CREATE TABLE messages(step INTEGER PRIMARY KEY, body TEXT)")
+            steps = count(1)
+
+            def operation() -> None:
+                step = next(steps)
+                database.execute("INSERT INTO messages VALUES(?,?)", (step, messages[step % _PREPARED]))
+
+            yield operation
+        finally:
+            database.close()
+
+    return Contender("apsw", f"SQLite {apsw.sqlite_lib_version()} (apsw), otherwise as sqlite", opened)
+
+
+def peers() -> list[Contender]:
+    """Every peer but the bare loop that can run here."""
+    found = [sqlite_full(), lmdb_sync()]
+    return [*found, apsw_full()] if importlib.util.find_spec("apsw") is not None else found
 
 
 def lmdb_sync() -> Contender:

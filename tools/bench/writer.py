@@ -24,7 +24,7 @@ from agentstore.engine.roll import WAL_HARD_BYTES
 from agentstore.engine.segment import SEGMENT_BYTES
 
 from .frame import message, percentile
-from .peers import agentstore_commit, bare_loop, lmdb_sync, prepared_messages, sqlite_full
+from .peers import agentstore_commit, apsw_full, bare_loop, lmdb_sync, prepared_messages, sqlite_full
 
 MESSAGE_BYTES = 600
 GROW_THREAD = "bench:long"
@@ -40,6 +40,7 @@ def loop(
         "bare": lambda _: bare_loop(frame_bytes),
         "sqlite": lambda _: sqlite_full(),
         "lmdb": lambda _: lmdb_sync(),
+        "apsw": lambda _: apsw_full(),
     }
     makers["agentstore"] = lambda thread: agentstore_commit(f"bench:{os.getpid()}:{thread}")
     wall: list[int] = []

@@ -6,10 +6,18 @@ import json
 import os
 from typing import Any
 
+EXIT_ALONE = 3
+"""Exit status of a worker whose supervisor is gone."""
+
 
 def emit(event: str, **fields: Any) -> None:
     """Write one line, whole and at once: the process may be gone the moment after; the pipe keeps what was written."""
-    os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode("ascii"))
+    line = (json.dumps({"event": event, **fields}) + "\n").encode("ascii")
+    try:
+        os.write(1, line)
+    except BrokenPipeError:
+        # The supervisor is gone. Whoever calls here (the loop, a tool) must not take that for a failure of its own.
+        os._exit(EXIT_ALONE)
 
 
 def parse(line: bytes) -> dict[str, Any]:
