@@ -14,6 +14,11 @@ class Checkpoint:
     """One committed state of a thread. There is one only after the write was confirmed. Immutable, for any thread.
 
     Two are equal when they are the same commit of the same thread.
+
+    >>> from agentstore import Set
+    >>> from agentstore.testing.scratch import scratch_store
+    >>> scratch_store().thread("t").commit(Set("step", 1), reason="round", step=1)
+    Checkpoint('t', seq=0, reason='round', lsn=1)
     """
 
     __slots__ = (

@@ -222,6 +222,10 @@ class Store:
 
         Reads everything: all records, every state of every checkpoint against its checksum, both ways of every index,
         the engine's log and files. Never raises for damage. O(store). Meant for a store at rest or in use.
+
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> scratch_store().check()
+        []
         """
         return checking.problems(self._engine)
 

@@ -169,6 +169,12 @@ class Thread(Position):
         """The checkpoint that this handle stands on: of its last `load` or commit, else the head at its first use.
 
         None if the thread has no checkpoint. `ThreadGone`. O(1).
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> thread = scratch_store().thread("t")
+        >>> thread.head is None, thread.commit(Set("step", 1)) == thread.head
+        (True, True)
         """
         if not self._opened:
             self._open()
@@ -205,7 +211,15 @@ class Thread(Position):
         return [Checkpoint.from_record(self.id, head.uuid, seq, raw, f"{where}, checkpoint {seq}") for seq, raw in raws]
 
     def checkpoint(self, seq: int) -> Checkpoint:
-        """The checkpoint with this number. `CheckpointNotFound`, `ThreadNotFound`, `ThreadGone`. O(1)."""
+        """The checkpoint with this number. `CheckpointNotFound`, `ThreadNotFound`, `ThreadGone`. O(1).
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> thread = scratch_store().thread("t")
+        >>> cp = thread.commit(Set("step", 1), reason="plan"), thread.commit(Set("step", 2))
+        >>> thread.checkpoint(0).reason
+        'plan'
+        """
         with self._store._engine.read() as snap:
             keys, _, head = self._found(snap)
             raw = snap.get(keys.checkpoints + int_part(seq)) if seq.__class__ is int and seq >= 0 else None
@@ -303,7 +317,17 @@ class Thread(Position):
         self._store._engine.transact(write)
 
     def unpin(self, seq: int) -> None:
-        """Take a pin away; nothing happens if there is none. `ThreadNotFound`, `ThreadGone`. O(1), one fdatasync."""
+        """Take a pin away; nothing happens if there is none. `ThreadNotFound`, `ThreadGone`. O(1), one fdatasync.
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> thread = scratch_store().thread("t")
+        >>> cp = thread.commit(Set("step", 1))
+        >>> thread.pin(0)
+        >>> thread.unpin(0)
+        >>> thread.pins()
+        {}
+        """
 
         def write(tx: Tx) -> None:
             keys, _, _ = self._found(tx)
@@ -416,7 +440,18 @@ class Thread(Position):
         return effects.list_effects(self, open)
 
     def lease(self, owner: str, ttl_s: float = 30.0) -> Lease:
-        """The right to write this thread for `ttl_s` seconds, renewable. See `agentstore.leases.acquire`."""
+        """The right to write this thread for `ttl_s` seconds, renewable; `owner` is the worker's name, for messages.
+
+        Every commit through this handle carries the lease's fencing token from now on, and gets `Fenced` once somebody
+        else has taken the lease. `LeaseHeld` while another holds it, `ThreadGone`. O(1), one fdatasync.
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> thread = scratch_store().thread("t")
+        >>> with thread.lease("worker-1", ttl_s=30):
+        ...     thread.commit(Set("step", 1)).seq
+        0
+        """
         from agentstore import leases
 
         return leases.acquire(self, owner, ttl_s)
