@@ -1,4 +1,4 @@
-"""``python -m fuzz kill`` and ``python -m fuzz powercut``: exit status 0 only if every promise was kept."""
+"""``python -m fuzz kill``, ``powercut`` and ``copy``: exit status 0 only if every promise was kept."""
 
 from __future__ import annotations
 
@@ -124,6 +124,42 @@ def powercut(
             f"{tally.confirmed} commits acknowledged: all there, byte for byte, nothing else; "
             f"{tally.unconfirmed} steps asked for and not confirmed were lost\n"
             f"reopens: {spread(tally.open_s)}; {time.monotonic() - begun:.0f} s"
+        )
+
+
+@app.command()
+def copy(
+    copies: Annotated[int, typer.Option(help="How many copies.")] = 100,
+    seed: SeedOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a store while it is written; a copy must open as what the store was, or be refused as damaged."""
+    from fuzz.copying import run
+
+    begun = time.monotonic()
+    try:
+        tally = run(copies, seed)
+    except Wrong as wrong:
+        typer.echo(f"FAILED (seed {seed}): {wrong}", err=True)
+        raise typer.Exit(1) from wrong
+    seconds = time.monotonic() - begun
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "copies": tally.copies,
+                    "right": tally.right,
+                    "refused": tally.refused,
+                    "wrong": 0,
+                    "stores": tally.stores,
+                    "seconds": round(seconds, 1),
+                }
+            )
+        )
+    else:
+        typer.echo(
+            f"{tally.copies} copies of {tally.stores} stores that were written meanwhile: {tally.right} opened as "
+            f"the store was, {tally.refused} were refused as damaged, none opened as anything else; {seconds:.0f} s"
         )
 
 

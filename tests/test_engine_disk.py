@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +15,9 @@ import pytest
 from crash.remote import Remote
 
 from agentstore.engine import keys
+from agentstore.engine.api import Tx
 from agentstore.engine.embedded import EmbeddedEngine
-from agentstore.errors import AgentStoreError, CommitUnknown, DiskFull, StoreFailed, StoreNotFound
+from agentstore.errors import AgentStoreError, CommitUnknown, CorruptionError, DiskFull, StoreFailed, StoreNotFound
 from agentstore.testing.loopdisk import LoopDisk, tmpfs, why_no_tmpfs, why_not
 
 KEY = keys.encode("k")
@@ -92,7 +96,7 @@ FULL = [pytest.param("ext4", marks=on_a_disk), pytest.param("tmpfs", marks=on_tm
 
 
 @pytest.mark.parametrize("kind", FULL)
-@pytest.mark.parametrize("size", [200, 30_000])
+@pytest.mark.parametrize("size", [2500, 30_000])
 def test_a_full_disk_refuses_commits_loses_nothing_and_works_again(kind: str, size: int) -> None:
     """No SIGBUS either: on tmpfs any page of a mapped file that has no block yet would be one."""
     with small_disk(kind) as directory, Remote() as writer:
@@ -211,7 +215,7 @@ def _free(directory: str) -> int:
 def test_a_directory_deleted_while_it_is_open(tmp_path: Path) -> None:
     """Nothing crashes, nothing is made again; at the next roll, or at the end, the open store is done with."""
     path = tmp_path / "store"
-    engine = EmbeddedEngine.open(path)
+    engine = EmbeddedEngine.open(path, background=False)
     engine.transact(lambda tx: tx.put(KEY, b"value"))
     shutil.rmtree(path)
     with engine.read() as view:
@@ -276,3 +280,87 @@ def test_a_directory_emptied_while_it_is_open_is_free_for_another_store(tmp_path
     with Remote() as other:
         other.open(path)
         assert other.get(KEY) == b"new"
+
+
+# --- a directory that is copied -----------------------------------------------------------------
+
+KEYS = 60
+
+
+class Copied:
+    """A store of which every state is known, and copies of it that are not of one moment."""
+
+    def __init__(self, home: Path, rng: random.Random) -> None:
+        self.store, self.copy = home / "store", home / "copy"
+        self.rng = rng
+        self.states: list[dict[bytes, bytes]] = [{}]
+        self.engine = EmbeddedEngine.open(self.store, background=False)
+
+    def write(self, *, fold: bool) -> None:
+        """Change some keys, all of them together."""
+        number = len(self.states)
+        writes = {keys.encode("k", key): b"%d " % number * 20 for key in self.rng.sample(range(KEYS), 12)}
+        writes[keys.encode("k", "number")] = b"%d" % number
+
+        def fn(tx: Tx) -> None:
+            for key, value in writes.items():
+                tx.put(key, value)
+
+        self.engine.transact(fn)
+        self.states.append(self.states[-1] | writes)
+        if fold:
+            self.engine.fold()
+
+    def copy_while_it_is_written(self, order: Sequence[str]) -> None:
+        self.copy.mkdir()
+        for name in order:
+            source, target = self.store / name, self.copy / name
+            if source.is_dir():
+                shutil.copytree(source, target)
+            else:
+                self._copy_in_pieces(source, target)
+            self.write(fold=self.rng.random() < 0.5)
+
+    def _copy_in_pieces(self, source: Path, target: Path) -> None:
+        """With folds in between: the new content of pages that are used again is copied with the old meta page."""
+        with source.open("rb") as reading, target.open("wb") as writing:
+            writing.write(reading.read(8192))
+            for _ in range(self.rng.randint(0, 3)):
+                writing.write(reading.read(self.rng.randrange(1, 20) * 4096))
+                for _ in range(self.rng.randint(0, 3)):
+                    self.write(fold=True)
+            writing.write(reading.read())
+
+    def outcome(self, at_least: int) -> str:
+        try:
+            engine = EmbeddedEngine.open(self.copy, background=False)
+        except CorruptionError:
+            return "refused"
+        try:
+            with engine.read() as view:
+                there = dict(view.scan(keys.encode("k"), keys.end_of(keys.encode("k"))))
+        except CorruptionError:
+            return "refused"
+        finally:
+            engine.close()
+        number = int(there[keys.encode("k", "number")])
+        assert there == self.states[number], f"a copy opened as a mixture of states around {number}"
+        assert number >= at_least, f"a copy lost what was confirmed before it began: {number} of {at_least}"
+        return "right"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["base.mdb", "control", "wal"])))
+def test_a_store_copied_while_it_is_open(tmp_path: Path, order: tuple[str, ...]) -> None:
+    """It opens as the store was, or is refused as damaged; it never opens as anything else."""
+    copied = Copied(tmp_path, random.Random(repr(order)))
+    for _ in range(30):
+        copied.write(fold=True)
+    outcomes = Counter[str]()
+    for _ in range(30):
+        at_least = len(copied.states) - 1
+        copied.copy_while_it_is_written(["FORMAT", *order])
+        outcomes[copied.outcome(at_least)] += 1
+        shutil.rmtree(copied.copy)
+    copied.engine.close()
+    assert outcomes["right"] + outcomes["refused"] == 30
+    assert outcomes["right"] or order[-1] != "wal"
