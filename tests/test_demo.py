@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -159,3 +161,18 @@ def test_demo_tells_its_story(tmp_path: Path) -> None:
     assert [thread["id"] for thread in json.loads(listed.stdout)] == ["travel-desk:team-trip"]
     again = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (again.returncode, "not empty" in again.stderr) == (2, True)
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentstore.tools.cli", "demo", "--kills", "100000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    demo_process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert demo_process.stdout is not None
+    with demo_process.stdout as lines:
+        assert "killed 100000 times" in lines.readline()
+        while "kill " not in lines.readline():
+            pass
+        demo_process.send_signal(signal.SIGTERM)
+        lines.read()
+    assert demo_process.wait() == 143
+    assert os.listdir(tmp_path) == []

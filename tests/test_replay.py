@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +338,19 @@ def test_replay_shows_progress_and_a_summary(tmp_path: Path) -> None:
     assert "4/4" in done.stderr
     assert "1 of 1" in done.stdout
     assert "intents / receipts" in done.stdout
+
+
+def test_a_replay_whose_supervisor_was_killed_is_carried_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "odd.jsonl", *ODD * 20)
+    store = tmp_path / "store"
+    command = [sys.executable, "-m", "agentstore.tools.cli", "replay", path, "--store", str(store), "--workers", "2"]
+    supervisor = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while supervisor.poll() is None and not list(store.glob("wal/*")):
+            time.sleep(0.01)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    # Its workers may live a moment longer; they hold their leases until they notice that nobody listens.
+    status, summary = replay(path, "--store", store, "--workers", "2")
+    assert (status, summary["ok"], summary["intents"]) == (0, True, 200), summary
