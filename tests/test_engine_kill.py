@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from crash.remote import Died, Remote
 
 from agentstore.engine import keys
 from agentstore.engine.api import Tx
@@ -34,6 +35,30 @@ def test_writers_are_killed_and_nothing_acknowledged_is_lost(seed: int) -> None:
     assert result["kills"] == 6
     assert result["processes_killed"] >= 6
     assert result["commits_acknowledged"] > 0
+
+
+def test_a_folder_killed_before_its_commit_was_published(tmp_path: Path) -> None:
+    """A folder was killed inside LMDB's commit: the new state of base was on disk, and readers still saw the one before. The
+    next folder took its start from a read, and the write transaction then found base further on: AssertionError."""
+    key = keys.encode("k")
+    with Remote() as dying, Remote() as other:
+        other.open(tmp_path / "store", background=False)
+        other.put(key, b"1")
+        dying.open(tmp_path / "store", background=False)
+        other.call("fold")
+        other.put(key, b"2")
+        with pytest.raises(Died):
+            dying.call("die_before_a_commit_is_published")
+        assert other.get(key) == b"2"
+        other.call("fold")
+        assert other.stats()["applied_lsn"] == 2
+        assert other.get(key) == b"2"
+        assert other.verify() == []
+        other.kill()
+    engine = EmbeddedEngine.open(tmp_path / "store")
+    with engine.read() as view:
+        assert view.get(key) == b"2"
+    engine.close()
 
 
 # --- the check can fail -------------------------------------------------------------------------

@@ -91,6 +91,15 @@ class Base:
         finally:
             txn.abort()
 
+    def settled_position(self) -> Position:
+        """The position as the next writer finds it. What `position` reads may be older: a process that is killed inside
+        LMDB's commit can leave a state that is complete on disk and that readers see only after the next writer."""
+        txn = self.env.begin(write=True)
+        try:
+            return self.meta(txn)[1]
+        finally:
+            txn.abort()
+
     def apply(self, writes: dict[bytes, bytes | None], reached: Position, first_lsn: int) -> None:
         """Put and delete `writes` and move to `reached`, in one synchronous transaction.
 

@@ -52,7 +52,7 @@ class Folder:
         durable = parts.control.words[DURABLE_LSN]
         # After the durable LSN, so that the active segment and what leads to it cover all of it.
         active = parts.tail.position()
-        base = parts.base.position()
+        base = parts.base.settled_position()
         if durable <= base.applied_lsn:
             return
         headers = parts.segments.headers()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import json
+import mmap
 import os
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +18,9 @@ from agentstore.engine.api import Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.files import Files
 from agentstore.testing.faults import Fault, FaultyFiles, Kill
+
+LAST_TXNID_AT = 48
+"""Where LMDB 0.9's lock file has the number of the last transaction: behind two words and a mutex."""
 
 COUNTER = keys.encode("counter")
 
@@ -133,6 +138,18 @@ class Server:
 
     def close(self) -> None:
         self.engines.pop().close()
+
+    def die_before_a_commit_is_published(self) -> None:
+        """As a folder does that is killed when LMDB has written its new meta page to base.mdb, and has not yet put the
+        number of the transaction into the table that readers look at: the writers' mutex is left to the next one."""
+        base = self.engine._parts.base
+        writing = base.env.begin(write=True)
+        with open(base.path + "-lock", "r+b") as file, mmap.mmap(file.fileno(), 4096) as page:
+            (published,) = struct.unpack_from("<Q", page, LAST_TXNID_AT)
+            assert published == base.env.info()["last_txnid"]
+            struct.pack_into("<Q", page, LAST_TXNID_AT, published - 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        del writing  # until here: to be collected would end it
 
     def close_all(self) -> None:
         while self.engines:
