@@ -135,5 +135,8 @@ def run(copies: int, seed: int) -> Tally:
         copying.run(copies)
     except Wrong as wrong:
         raise Wrong(f"copy {copying.tally.copies + 1}, in {directory}: {wrong}") from wrong
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
     shutil.rmtree(directory)
     return copying.tally

@@ -25,6 +25,7 @@ from agentstore.testing.writers import DISK_ERRORS, Found, Job, check, run
 PROGRESS_S = 120.0
 """A crew of which nobody confirms a step for this long hangs."""
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -32,9 +33,20 @@ class Wrong(Exception):
     """The store broke its promise, or its processes did not behave; the message says how."""
 
 
+_lifeline: list[int] = []
+"""The two ends of a pipe: only this process has the second, so its end is seen at the first, in all it ever forked."""
+
+
 def adopt_orphans() -> None:
-    """Children of killed workers become ours, so that their end is seen."""
+    """Children of killed workers become ours, so that their end is seen; and none of them outlives us."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _lifeline[:] = os.pipe()
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGHUP, end)
 
 
 def fork(fn: Callable[[], int], group: int | None = None) -> int:
@@ -48,6 +60,9 @@ def fork(fn: Callable[[], int], group: int | None = None) -> int:
         return pid
     status = 1
     try:
+        os.close(_lifeline[1])
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if group is not None:
             _join_group(0, group)
         status = fn()
@@ -110,7 +125,7 @@ class Crew:
     # --- the living ------------------------------------------------------------------
 
     def job(self, writer: str, threads: int = 1) -> Job:
-        return Job(self.store, self.diaries, writer, self._seed, threads, self.disk_may_fail)
+        return Job(self.store, self.diaries, writer, self._seed, threads, self.disk_may_fail, lifeline=_lifeline[0])
 
     def start(self, writer: str, threads: int = 1) -> int:
         """Start a process that writes."""

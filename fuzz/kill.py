@@ -23,7 +23,7 @@ from fuzz.crew import Crew, Wrong, adopt_orphans, alive, fork
 KINDS = {"one": 40, "all": 22, "stopped": 10, "parent": 7, "child": 5, "recovering": 9, "closing": 7}
 """Who is killed, and how often in a hundred."""
 
-KILLS_PER_STORE = 25
+KILLS_PER_STORE = 15
 """On average; then a new store is begun."""
 
 REST_S = 0.12
@@ -190,5 +190,8 @@ def run(kills: int, procs: int, seed: int) -> Tally:
         killing.run(kills)
     except Wrong as wrong:
         raise Wrong(f"after kill {killing.tally.kills + 1}, in {directory}: {wrong}") from wrong
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
     shutil.rmtree(directory)
     return killing.tally

@@ -6,6 +6,7 @@ The long run is ``python -m fuzz kill --kills 200 --procs 4``.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,8 +39,8 @@ def test_writers_are_killed_and_nothing_acknowledged_is_lost(seed: int) -> None:
 
 
 def test_a_folder_killed_before_its_commit_was_published(tmp_path: Path) -> None:
-    """A folder was killed inside LMDB's commit: the new state of base was on disk, and readers still saw the one before. The
-    next folder took its start from a read, and the write transaction then found base further on: AssertionError."""
+    """A folder was killed inside LMDB's commit: the new state of base was on disk, readers still saw the one before.
+    The next folder took its start from a read, and the write transaction then found base further on: AssertionError."""
     key = keys.encode("k")
     with Remote() as dying, Remote() as other:
         other.open(tmp_path / "store", background=False)
@@ -59,6 +60,27 @@ def test_a_folder_killed_before_its_commit_was_published(tmp_path: Path) -> None
     with engine.read() as view:
         assert view.get(key) == b"2"
     engine.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_command(number: int) -> None:
+    """Writers whose supervisor was ended went on for ever."""
+    command = [sys.executable, "-m", "fuzz", "kill", "--kills", "1000", "--procs", "2"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, process_group=0) as process:
+        while len(children(process.pid)) < 2:
+            assert process.poll() is None
+        begun = children(process.pid)
+        process.send_signal(number)
+        process.wait()
+        while any(Path(f"/proc/{pid}").exists() for pid in begun):
+            signal.sigtimedwait([], 0.02)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 # --- the check can fail -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import random
+import select
 import signal
 import sys
 import threading
@@ -59,6 +60,11 @@ class Job:
     disk_may_fail: bool = False
     sizes: Sizes = USUAL
     reopens: bool = True
+    lifeline: int | None = None
+    """A descriptor at whose end the process dies: whoever watches it is gone."""
+
+    def abandoned(self) -> bool:
+        return self.lifeline is not None and bool(select.select([self.lifeline], [], [], 0)[0])
 
 
 class Writer:
@@ -187,6 +193,8 @@ def run(job: Job) -> int:
     forks = 0
     while any(thread.is_alive() for thread in threads):
         got = signal.sigtimedwait({signal.SIGTERM, signal.SIGUSR1}, 0.02)
+        if job.abandoned():
+            os.kill(os.getpid(), signal.SIGKILL)
         if got is None:
             continue
         if got.si_signo == signal.SIGTERM:
@@ -208,7 +216,8 @@ def _forked(job: Job, inherited: EmbeddedEngine | None) -> int:
 
     def poll() -> None:
         while signal.sigtimedwait({signal.SIGTERM}, 0.02) is None:
-            pass
+            if job.abandoned():
+                os.kill(os.getpid(), signal.SIGKILL)
         stop.set()
 
     try:
