@@ -6,7 +6,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from crash.remote import Remote
+
 from agentstore.engine import segment
+from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.files import Files
 from agentstore.engine.segment import FRAMES_AT, SEGMENT_BYTES, Header
 from agentstore.engine.segments import Segments
@@ -18,6 +22,7 @@ class Interrupted(Files):
     """Runs `meanwhile` in another thread before the next read, and waits a second for it at most."""
 
     def __init__(self) -> None:
+        self.others: list[threading.Thread] = []
         self.meanwhile: Callable[[], object] | None = None
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
@@ -34,6 +39,7 @@ class Interrupted(Files):
             other = threading.Thread(target=meanwhile)
             other.start()
             other.join(1.0)
+            self.others.append(other)
 
 
 def header(number: int, *, first_lsn: int) -> Header:
@@ -66,6 +72,7 @@ def test_a_segment_is_not_closed_under_a_thread_that_reads_it(tmp_path: Path) ->
     for read in (lambda: segments.header(made[0]), lambda: segments.read(made[1])):
         files.meanwhile = lambda: segments.take(SEGMENT_BYTES, 4, made[-1])
         read()  # the bytes of this segment, or none; never another's, never an OSError
+        files.others.pop().join()
     segments.close()
 
 
@@ -81,3 +88,42 @@ def test_who_counts_the_log_does_not_mind_that_a_roller_gives_a_segment_up(tmp_p
     assert other.last_lsn(found) == 0
     assert other.reusable(found, 4, made[-1])
     other.close()
+
+
+class RolledMeanwhile(Files):
+    """Runs `meanwhile` before the next read of a whole segment."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], object] | None = None
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if size >= SEGMENT_BYTES:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+        return super().pread(fd, size, offset)
+
+
+@pytest.mark.parametrize("unlinked", [False, True])
+def test_verify_beside_a_roller_finds_no_damage_in_what_it_reuses(tmp_path: Path, unlinked: bool) -> None:
+    """A folded segment was zero-filled, or unlinked, by another process after `verify` had read its header: a damaged
+    frame was reported where there was none, or CorruptionError."""
+    files = RolledMeanwhile()
+    engine = EmbeddedEngine.open(tmp_path / "store", background=False, files=files)
+    with Remote() as other:
+        other.open(tmp_path / "store", background=False)
+        other.call("fill", "a", 400_000, 60 if unlinked else 25)
+        engine.fold()
+        before = {path.name for path in (tmp_path / "store" / "wal").iterdir()}
+
+        def roll() -> None:
+            lsn = other.stats()["lsn"]
+            other.call("fill", "b", 400_000, 25)
+            assert other.stats()["lsn"] == lsn + 25
+
+        files.meanwhile = roll
+        assert engine.verify() == []
+        assert files.meanwhile is None
+        after = {path.name for path in (tmp_path / "store" / "wal").iterdir()}
+        assert bool(before - after) == unlinked
+    engine.close()
