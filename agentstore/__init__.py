@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from agentstore.aio import AsyncStore, AsyncThread
-from agentstore.aio_effects import AsyncEffect, AsyncLease
+from typing import TYPE_CHECKING, Any
+
 from agentstore.changes import Append, Change, Delete, Set, Splice
 from agentstore.checkpoint import Checkpoint
 from agentstore.effect import Effect
@@ -68,6 +68,10 @@ from agentstore.records import REASONS
 from agentstore.rules import NotDone, Unknown, is_not_done, is_unknown
 from agentstore.store import Store
 from agentstore.thread import Thread
+
+if TYPE_CHECKING:
+    from agentstore.aio import AsyncStore, AsyncThread
+    from agentstore.aio_effects import AsyncEffect, AsyncLease
 
 __version__ = "0.1.0"
 
@@ -138,3 +142,12 @@ __all__ = [
     "is_not_done",
     "is_unknown",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The classes that need asyncio, at their first use: importing that takes longer than all the rest."""
+    if name.startswith("Async") and name in __all__:
+        from agentstore import aio
+
+        return getattr(aio, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

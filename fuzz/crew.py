@@ -25,6 +25,9 @@ from agentstore.testing.writers import DISK_ERRORS, Found, Job, check, run
 PROGRESS_S = 120.0
 """A crew of which nobody confirms a step for this long hangs."""
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command in good order."""
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -45,16 +48,19 @@ def adopt_orphans() -> None:
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGHUP, end)
+    for number in ENDING:
+        signal.signal(number, end)
 
 
 def fork(fn: Callable[[], int], group: int | None = None) -> int:
     """Run `fn` in a forked process; its result is the exit status. `group`: process group (0: its own, None: ours)."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # Python loses an exception that a signal's handler raises while the functions run that are called at a fork.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if group is not None:
             _join_group(pid, group)
         return pid
@@ -63,6 +69,7 @@ def fork(fn: Callable[[], int], group: int | None = None) -> int:
         os.close(_lifeline[1])
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if group is not None:
             _join_group(0, group)
         status = fn()

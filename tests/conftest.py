@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,14 @@ TRANSCRIPTS = ROOT.parent / "shared" / "data" / "open"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in a script's background job, and so it would be in the programs that tests send it to.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        # Nothing is written beside the sources, but the thousands of processes that tests start share what one compiled.
+        directory = tempfile.mkdtemp(prefix="agentstore-bytecode-")
+        os.environ["PYTHONPYCACHEPREFIX"] = directory
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     if profile := config.getoption("--hypothesis-profile", default=None):
         settings.load_profile(profile)
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -324,8 +325,9 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become som
 def nobody(tmp_path: Path) -> Iterator[Remote]:
     """A process of a user who owns nothing here but may look into `tmp_path`."""
     uid = NOBODY if os.geteuid() == 0 else None
-    for parent in [tmp_path, *tmp_path.parents[:2]]:
-        if uid is not None and str(parent).startswith("/tmp"):
+    temporary = Path(tempfile.gettempdir()).resolve()
+    for parent in [tmp_path, *tmp_path.parents]:
+        if uid is not None and temporary in parent.parents:
             parent.chmod(0o755)
     with Remote(uid=uid) as other:
         yield other
