@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # So it is in a script's background job, and so it would be in the programs that tests send it to.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        # Nothing is written beside the sources, but the thousands of processes that tests start share what one compiled.
+        # Nothing is written beside the sources, but the processes that tests start share what one of them compiled.
         directory = tempfile.mkdtemp(prefix="agentstore-bytecode-")
         os.environ["PYTHONPYCACHEPREFIX"] = directory
         config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))

@@ -45,6 +45,8 @@ def _unescape(field: str) -> str:
         field = field.replace("\\" + code, chr(int(code, 8)))
     return field
 
+_advise: Callable[[int, int, int, int], object] | None = getattr(os, "posix_fadvise", None)
+
 
 class Files:
     """The real system calls. Stateless; safe for any number of threads.
@@ -85,6 +87,14 @@ class Files:
             if more == 0:
                 raise OSError(errno.EIO, "pwrite wrote nothing")
             done += more
+
+    def start_writing(self, fd: int, size: int, offset: int) -> None:
+        """Have the kernel begin to write these bytes to the disk, without waiting, so that a later sync waits less.
+
+        A hint: the kernel may do the same at any moment by itself, and an error of the disk is told by the sync.
+        """
+        if _advise is not None:
+            _advise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def fdatasync(self, fd: int) -> None:
         """Return once the data of `fd` is on stable storage."""

@@ -80,6 +80,7 @@ class Writer:
         self._words = parts.control.words
         self._env = parts.tail.env
         self._pwrite = parts.files.pwrite
+        self._start_writing = parts.files.start_writing
         self._fd = parts.segments.fd
         self._seed = (0, epoch_crc(0))
         self._mutex = threading.Lock()
@@ -252,6 +253,10 @@ class Writer:
                         tx.base_txn.abort()
                 at += 1
             if position is not start:
+                # The disk works on the frames while LMDB works on tail.
+                fd = self._fd(position.file)
+                if fd is not None:
+                    self._start_writing(fd, position.offset - start.offset, start.offset)
                 txn.put(POSITION_KEY, pack_position(*position))
                 txn.commit()
                 self._syncer.written = position
