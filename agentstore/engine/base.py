@@ -44,12 +44,13 @@ def seal(key: bytes, value: bytes) -> bytes:
 
 def unseal(key: bytes, raw: bytes, path: str) -> bytes:
     """The value in `raw`; CorruptionError if it is not what was written under `key`."""
-    if len(raw) < CRC_BYTES or _CRC.unpack_from(raw)[0] != crc32c(raw[CRC_BYTES:], crc32c(key)):
+    value = raw[CRC_BYTES:]
+    if len(raw) < CRC_BYTES or _CRC.unpack_from(raw)[0] != crc32c(value, crc32c(key)):
         raise CorruptionError(
             f"{path}: the record under key {key.hex()} fails its checksum; run 'agentstore verify' to see all "
             "that is damaged"
         )
-    return raw[CRC_BYTES:]
+    return value
 
 
 class Base:

@@ -45,6 +45,7 @@ def _unescape(field: str) -> str:
         field = field.replace("\\" + code, chr(int(code, 8)))
     return field
 
+
 _advise: Callable[[int, int, int, int], object] | None = getattr(os, "posix_fadvise", None)
 
 

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from agentstore import Store
+from agentstore.codec import cbor
 
 from .frame import machine, message, percentile
 from .processes import Writer, rss_anon_bytes
@@ -46,14 +47,17 @@ def _loads(store_path: str, messages: int, loads: int) -> dict[str, Any]:
     """Newest and random older checkpoints in turns, every state compared whole with what was written."""
     wanted = [message(step, MESSAGE_BYTES) for step in range(1, messages + 1)]
     rng = random.Random(0)
-    newest, older = [], []
+    newest, older, decoded = [], [], []
     with Store.open(store_path, create=False) as store:
         bytes_of = store.stats()
+        encoded = cbor.encode({"conversation_history": wanted, "step": messages})
         for _ in range(loads):
             # A new handle: nothing that an earlier load left in one may help.
             newest.append(_timed_load(store, None, messages, wanted))
             older.append(_timed_load(store, rng.randrange(messages), None, wanted))
+            decoded.append(_timed_decode(encoded))
         return {
+            "decode_alone_p50_ms": round(percentile(decoded, 50) / 1e6, 2),
             "newest_p50_ms": round(percentile(newest, 50) / 1e6, 2),
             "newest_p99_ms": round(percentile(newest, 99) / 1e6, 2),
             "older_p50_ms": round(percentile(older, 50) / 1e6, 2),
@@ -62,6 +66,13 @@ def _loads(store_path: str, messages: int, loads: int) -> dict[str, Any]:
             "base_bytes": bytes_of["base_bytes"],
             "reader_rss_anon_bytes": rss_anon_bytes(),
         }
+
+
+def _timed_decode(encoded: bytes) -> int:
+    """Nanoseconds of what no load can do without: cbor2 making the objects of the newest state, as one value."""
+    begin = time.perf_counter_ns()
+    cbor.decode(encoded)
+    return time.perf_counter_ns() - begin
 
 
 def _timed_load(store: Store, at: int | None, steps: int | None, wanted: list[dict[str, object]]) -> int:
