@@ -131,6 +131,8 @@ class Store:
         >>> list(store.threads()), list(store.threads("a:", order="created")), list(store.threads(limit=1))
         (['a:1', 'a:2', 'b'], ['a:2', 'a:1'], ['a:1'])
         """
+        if not isinstance(prefix, str):
+            raise TypeError(f"a prefix of thread ids is a str, not {type(prefix).__name__}")
         wanted = prefix.encode("utf-8", "surrogatepass")
         if order == "name":
             found = self._by_name(wanted, limit)

@@ -39,6 +39,9 @@ GRACE_S = 5.0
 LEASE_S = 90.0
 """Above the usual timeout of a tool with its margins: a longer call costs a renewal before it begins."""
 
+LEASE_S_MAX = 31 * 24 * 3600.0
+"""The longest that the store gives a lease for."""
+
 _unreleased: dict[tuple[str, str], Lease] = {}
 """Leases of runs that have ended and could not give them back, by store and thread: the next run here tries again."""
 
@@ -95,8 +98,13 @@ class Agent:
     ) -> None:
         if fallback is not None and not fallback.raw:
             raise ValueError("the fallback must be a Tool(..., raw=True): it gets calls whose arguments nobody checked")
-        if calls_at_once < 1 or min(max_steps, max_retries, reasks, model_retries, grace_s) < 0 or lease_s <= 0:
-            raise ValueError("calls_at_once must be 1 or more, lease_s above 0, and the other limits not negative")
+        counts = (calls_at_once, max_steps, max_retries, reasks, model_retries)
+        if any(type(count) is not int or count < 0 for count in counts) or calls_at_once < 1:
+            raise ValueError("calls_at_once is an int of 1 or more; the other counts are ints of 0 or more")
+        if not 0 < lease_s <= LEASE_S_MAX or not grace_s >= 0 or not model_backoff_s >= 0 or not model_timeout_s > 0:
+            raise ValueError(
+                f"lease_s is above 0 and at most {LEASE_S_MAX:.0f}, model_timeout_s above 0, other times not negative"
+            )
         self.model = model
         self.tools = table(tools)
         self.schemas = [tool.schema for tool in self.tools.values()]

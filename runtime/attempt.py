@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import calling
-from .messages import short
+from .messages import said, short
 from .plan import Planned
 from .results import ERROR, INTERRUPTED, OK, Ending
 from .tool import Interrupted, ToolContext, ToolError
@@ -78,7 +78,14 @@ def _outcome(call: asyncio.Future[Any]) -> Ending | NotNow | Doubt:
     if error is None:
         return Ending(OK, call.result())
     if isinstance(error, ToolError):
-        return Ending(ERROR, str(error)) if error.final else NotNow(str(error))
+        return Ending(ERROR, _text(error)) if error.final else NotNow(_text(error))
     if isinstance(error, Interrupted):
-        return Ending(INTERRUPTED, str(error) or "the call was cut off")
-    return Doubt(f"it raised {type(error).__name__}: {short(str(error))[1:-1]}", ended=True)
+        return Ending(INTERRUPTED, _text(error) or "the call was cut off")
+    return Doubt(f"it raised {short(said(error))[1:-1]}", ended=True)
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # its class is the user's
+        return said(error)

@@ -20,6 +20,7 @@ from agentstore import Checkpoint, CommitUnknown, DiskFull, Store, ThreadNotFoun
 
 from . import clock
 from .draft import Change, Draft
+from .states import check_state
 
 T = TypeVar("T")
 
@@ -78,6 +79,7 @@ class Book:
         except ThreadNotFound:
             self.state, self.head = {}, None
             return False
+        check_state(self.thread.id, self.state)
         self.head = self.thread.head
         return True
 

@@ -22,7 +22,7 @@ from .acts import Acts, interrupted
 from .book import Book
 from .draft import Draft
 from .events import RunEvent, tell
-from .messages import Message, short
+from .messages import Message, said, short
 from .plan import Planned, open_calls, plan
 from .reply import MalformedReplyError, Reply, Usage, read_reply
 from .results import MALFORMED, Ending, append, of_decision
@@ -163,7 +163,7 @@ class Run:
             error = answer.exception() if ended and not answer.cancelled() else None
             if ended and error is None and not answer.cancelled():
                 return answer.result()
-            why = f"{type(error).__name__}: {error}" if error else f"no answer within {agent.model_timeout_s:g} s"
+            why = said(error) if error else f"no answer within {agent.model_timeout_s:g} s"
             if retry > agent.model_retries:
                 raise ModelFailed(f"the model failed {retry} times; the last time: {why}") from error
             self.tell("retry", detail=f"model: {why}")
@@ -175,7 +175,7 @@ class Run:
         if reply.message is None:
             return await self._complete(after, None, reply)
         # The model may keep its message and change it later; what is stored and what the loop acts on may not.
-        message = copy.deepcopy(reply.message)
+        message = _own(reply.message, "the message")
         planned = plan(message, self.agent.tools, self.agent.fallback)
         if not planned:
             return await self._complete(after, message, reply)
@@ -277,9 +277,9 @@ class Run:
                 "total": before["total"] + used.total,
             })  # fmt: skip
         if reply.plan is not None:
-            draft.set("execution_plan", copy.deepcopy(reply.plan))
+            draft.set("execution_plan", _own(reply.plan, "the plan"))
         if reply.partial is not None:
-            draft.append("partial_outputs", copy.deepcopy(reply.partial))
+            draft.append("partial_outputs", _own(reply.partial, "the partial output"))
         return draft
 
 
@@ -290,6 +290,14 @@ def failed(book: Book, why: str, max_retries: int) -> RunFailed:
         f"thread {book.thread.id!r} failed: {why}. The same call tries again "
         f"({used} of {max_retries} retries are used; max_retries= allows more)"
     )
+
+
+def _own(value: Any, what: str) -> Any:
+    """A copy that nobody else can change."""
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:  # RecursionError, or whatever an object in it says to being copied
+        raise MalformedReplyError(f"{what} cannot be copied: {said(error)}") from error
 
 
 def _sum(one: Usage, other: Usage) -> Usage:

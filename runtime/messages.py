@@ -149,6 +149,14 @@ def short(value: Any) -> str:
     return text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + "… (shortened)"
 
 
+def said(error: BaseException) -> str:
+    """The kind of an exception and its text, which may itself raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, whose text cannot be had"
+
+
 def is_result(message: Message) -> bool:
     """Whether `message` answers a call."""
     return message.get("role") in ("tool", "function")

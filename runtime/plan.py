@@ -11,10 +11,7 @@ from agentstore import EffectCall
 from .draft import State
 from .messages import Message, ToolCall, arguments_of, calls_of
 from .results import of_decision
-from .tool import Tool
-
-TOOL_NAME_BYTES_MAX = 200
-"""Longest name of a tool that the ledger keeps, in bytes of UTF-8."""
+from .tool import NAME_BYTES_MAX, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +75,5 @@ def _with_arguments(call: ToolCall, name: str, tool: Tool) -> Planned:
 
 def _name(call: ToolCall, fallback: Tool) -> str:
     """The name that a call of the fallback is kept under: what the model called it, where that can be kept."""
-    fits = 0 < len(call.name.encode("utf-8", "surrogatepass")) <= TOOL_NAME_BYTES_MAX
+    fits = 0 < len(call.name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX
     return call.name if fits else fallback.name

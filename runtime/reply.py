@@ -23,6 +23,11 @@ class Usage:
     prompt: int = 0
     completion: int = 0
 
+    def __post_init__(self) -> None:
+        for count in (self.prompt, self.completion):
+            if type(count) is not int or count < 0:
+                raise TypeError(f"tokens are counted in ints of 0 or more, not {short(count)}")
+
     @property
     def total(self) -> int:
         """Prompt and completion together."""
@@ -85,4 +90,7 @@ def read_reply(output: Any) -> Reply:
         raise MalformedReplyError(f"the message is a {type(message).__name__}, not an object: {short(message)}")
     if message.get("role") not in ROLES:
         raise MalformedReplyError(f"the role of the message must be assistant, not {short(message.get('role'))}")
+    calls = message.get("tool_calls")
+    if calls is not None and type(calls) not in (list, tuple):
+        raise MalformedReplyError(f"tool_calls of the message must be an array, not {short(calls)}")
     return reply

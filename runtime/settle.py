@@ -15,6 +15,7 @@ from agentstore import Checkpoint, Effect, EffectInDoubt, EffectInFlight, Effect
 
 from . import calling
 from .attempt import Doubt, NotNow, attempt
+from .messages import said
 from .plan import Planned
 from .results import ERROR, MALFORMED, OK, UNKNOWN, Ending, recorded
 from .tool import ToolContext
@@ -182,7 +183,7 @@ async def _query(run: Run, effect: Effect, planned: Planned) -> Settled | type[N
         error = answer.exception() if ended and not answer.cancelled() else None
         if ended and error is None and not answer.cancelled():
             return _answered(run, effect, planned, answer.result())
-        problem = f"{type(error).__name__}: {error}" if error else f"no answer within {tool.timeout_s:g} s"
+        problem = said(error) if error else f"no answer within {tool.timeout_s:g} s"
         run.tell("retry", planned, effect.key, f"query: {problem}")
         if retry <= tool.retries:
             await asyncio.sleep(tool.wait_s(retry))

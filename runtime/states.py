@@ -12,7 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
-from agentstore import IllegalTransition
+from agentstore import IllegalTransition, RuntimeStateError
 
 from .messages import Message
 
@@ -154,3 +154,23 @@ def new_turn(input_id: str | None, first: int, count: int) -> Turn:
         "output": None,
         "error": None,
     }
+
+
+def check_state(thread_id: str, state: dict[str, Any]) -> None:
+    """`RuntimeStateError` for a state whose fields, by the names that a run uses, hold something else. O(fields)."""
+    fresh = new_state(thread_id, datetime.min)
+    wrong = [
+        field
+        for field, value in fresh.items()
+        if value is not None and field in state and type(state[field]) is not type(value)
+    ]
+    turn = state.get("turn")
+    if "turn" in state and (type(turn) is not dict or not new_turn(None, 0, 0).keys() <= turn.keys()):
+        wrong.append("turn")
+    if "turn" in state:
+        wrong += [field for field in fresh if field not in state]
+    if wrong:
+        raise RuntimeStateError(
+            f"thread {thread_id!r}: {', '.join(map(repr, wrong))} of its state is not what a run keeps there, so "
+            "something else wrote it; give the run a thread of its own, or rename the field"
+        )

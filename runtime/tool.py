@@ -30,6 +30,11 @@ RULES = ("read", "replay", "query", "skip", "ask")
 RETRYING = ("read", "replay", "query")
 """Rules under which a call may run again without a person."""
 
+NAME_BYTES_MAX = 200
+"""Longest name of a tool that the ledger keeps, in bytes of UTF-8."""
+TIMEOUT_S_MAX = 30 * 24 * 3600.0
+"""Longest timeout of a call that the ledger keeps."""
+
 TIMEOUT_S = 60.0
 RETRIES = 3
 BACKOFF_S = 0.2
@@ -132,8 +137,7 @@ class Tool:
         own: str = getattr(fn, "__name__", type(fn).__name__)
         self.name = name or own
         _check_rule(self.name, recovery, query, undo, retries)
-        if not timeout_s > 0 or backoff_s < 0:
-            raise ValueError(f"tool {self.name}: timeout_s must be above 0 and backoff_s at least 0")
+        _check_limits(self.name, timeout_s, retries, backoff_s)
         self.fn = fn
         self.rule = recovery
         self.query = query
@@ -215,6 +219,17 @@ def _takes_self(fn: Callable[..., Any]) -> bool:
     return inspect.isfunction(fn) and len(inspect.signature(fn).parameters) == 3
 
 
+def _check_limits(name: str, timeout_s: float, retries: int | None, backoff_s: float) -> None:
+    if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX:
+        raise ValueError(f"tool {name[:100]}…: a name has 1 to {NAME_BYTES_MAX} bytes of UTF-8")
+    if not 0 < timeout_s <= TIMEOUT_S_MAX:
+        raise ValueError(f"tool {name}: timeout_s is above 0 and at most {TIMEOUT_S_MAX:.0f} s, not {timeout_s!r}")
+    if retries is not None and (type(retries) is not int or retries < 0):
+        raise ValueError(f"tool {name}: retries is an int of 0 or more, not {retries!r}")
+    if not 0 <= backoff_s <= BACKOFF_S_MAX:
+        raise ValueError(f"tool {name}: backoff_s is 0 to {BACKOFF_S_MAX:.0f} s, not {backoff_s!r}")
+
+
 def _check_rule(name: str, rule: str, query: Any, undo: Any, retries: int | None) -> None:
     if rule == "compensate" or undo is not None:
         raise UnsupportedRule(
@@ -225,7 +240,7 @@ def _check_rule(name: str, rule: str, query: Any, undo: Any, retries: int | None
         raise ValueError(f"tool {name}: recovery must be one of {', '.join(RULES)}, not {rule!r}")
     if (rule == "query") != (query is not None):
         raise ValueError(f"tool {name}: recovery='query' and query=function go together")
-    if retries is not None and (retries < 0 or (retries and rule not in RETRYING)):
+    if retries and rule not in RETRYING:
         raise ValueError(
             f"tool {name}: retries={retries} does not fit recovery={rule!r}, which never runs again by itself"
         )

@@ -397,6 +397,14 @@ def test_a_reader_that_goes_away_is_no_error(filled: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("to", "status"), [(">/dev/full", 2), (">&-", 0)])
+def test_output_that_cannot_be_written_is_said_without_a_traceback(filled: str, to: str, status: int) -> None:
+    command = f"'{sys.executable}' -m agentstore.tools.cli ls --store '{filled}' {to}"
+    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True)
+    assert done.returncode == status
+    assert done.stderr == ("agentstore: the output could not be written: No space left on device\n" if status else "")
+
+
 def test_output_survives_a_terminal_without_unicode(filled: str) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     done = run_process("ls", "--store", filled, env=ascii_only)

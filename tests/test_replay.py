@@ -94,6 +94,16 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, why: str) -> None:
     assert why in str(caught.value)
 
 
+def test_a_message_that_the_store_does_not_take_gets_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"role": "user", "content": ' + "[" * 150 + "]" * 150 + "}\n")
+    command = [sys.executable, "-m", "agentstore.tools.cli", "replay", str(path), "--store", str(tmp_path / "agents")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{path}: LimitExceeded: " in done.stderr and "below 100 levels" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(TranscriptError, match=r"gone\.jsonl: cannot be read"):
         read_messages(str(tmp_path / "gone.jsonl"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from runtime_agents import ask, say, script
 
-from agentstore import LeaseHeld, RunFailed, RunUnfinished, Set, Store, UnencodableState
+from agentstore import LeaseHeld, RunFailed, RuntimeStateError, RunUnfinished, Set, Store, UnencodableState
 from agentstore.runtime import (
     Agent,
     Interrupted,
@@ -23,6 +24,7 @@ from agentstore.runtime import (
     Usage,
     tool,
 )
+from agentstore.runtime.states import new_turn
 
 
 @pytest.fixture
@@ -389,6 +391,70 @@ def test_a_model_that_never_makes_sense_fails_the_run(store: Store) -> None:
     assert fixed.run(store, "t", "hi", "1").error is None
 
 
+def nested(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "assistant", "content": nested(2000)}, "cannot be copied: RecursionError"),
+        ({"role": "assistant", "content": threading.Lock()}, "cannot be copied: TypeError"),
+        ({"role": "assistant", "content": nested(150)}, "below 100 levels"),
+        ({"role": "assistant", "content": None, "tool_calls": "look"}, "tool_calls of the message must be an array"),
+    ],
+)
+def test_a_message_that_cannot_be_kept_is_asked_for_again(store: Store, message: Any, problem: str) -> None:
+    """Some of them ended the run with a raw error, RUNNING for ever; calls that were a text were taken for none."""
+    answers = iter([message, say("better")])
+    assert Agent(model=lambda messages, tools: Reply(next(answers))).run(store, "a", "hi").output == "better"
+    with pytest.raises(RunFailed, match=problem):
+        Agent(model=script(message), reasks=0).run(store, "b", "hi")
+    assert store.thread("b").load()["state"] == "FAILED"
+
+
+def test_usage_is_counted_in_ints() -> None:
+    for wrong in ("a", -1, 1.5, True):
+        with pytest.raises(TypeError, match="tokens are counted"):
+            Usage(prompt=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"metadata": None}, {"conversation_history": 5}, {"turn": 5}, {"turn": {}}, {"turn": {**new_turn(None, 0, 0)}},
+        {"token_usage": []},
+    ],
+)  # fmt: skip
+def test_a_thread_whose_fields_are_not_a_runs_is_refused(store: Store, before: dict[str, Any]) -> None:
+    store.thread("t").commit_state(before)
+    with pytest.raises(RuntimeStateError, match="something else wrote it"):
+        Agent(model=script(say("x"))).run(store, "t", "hi")
+    assert store.thread("t").load() == before
+
+
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_exception_without_a_text_is_an_exception(store: Store) -> None:
+    """It escaped the retries, and what had been called was not recorded."""
+    with pytest.raises(RunFailed, match="WithoutText, whose text cannot be had"):
+        Agent(model=script(WithoutText()), model_retries=0).run(store, "a", "hi")
+
+    @tool(recovery="skip")
+    def act() -> None:
+        raise WithoutText
+
+    result = Agent(model=script(ask(("act", {})), say("done")), tools=[act]).run(store, "b", "hi")
+    assert result.output == "done"
+    assert result.state["tool_call_results"][0]["outcome"] == "unknown"
+
+
 def test_calls_that_cannot_be_made_are_answered_and_bounded(store: Store) -> None:
     bad = ask(("look", "{"), ("look", {"what": 1}), ("nothing", {}), ("look", {"what": "b"}))
     bad["tool_calls"].append("not a call")
@@ -574,6 +640,9 @@ def test_events_tell_the_story_and_an_observer_that_fails_stops_nothing(store: S
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
-    for options in ({"calls_at_once": 0}, {"max_steps": -1}, {"lease_s": 0.0}, {"grace_s": -1.0}, {"reasks": -1}):
-        with pytest.raises(ValueError, match="limits"):
+    for options in (
+        {"calls_at_once": 0}, {"calls_at_once": 1.5}, {"max_steps": -1}, {"lease_s": 0.0}, {"lease_s": 1e9},
+        {"grace_s": -1.0}, {"reasks": -1}, {"model_timeout_s": 0}, {"model_backoff_s": float("nan")},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=" is a"):
             Agent(model=script(), **options)

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from agentstore import NotDone, UnsupportedRule
+from agentstore import NotDone, UnsupportedRule, effect_views, leases
 from agentstore.runtime import Tool, ToolContext, ToolError, tool
+from agentstore.runtime.agent import LEASE_S_MAX
 from agentstore.runtime.schema import of_type, problems
-from agentstore.runtime.tool import table
+from agentstore.runtime.tool import NAME_BYTES_MAX, TIMEOUT_S_MAX, table
 
 
 class Passenger(TypedDict):
@@ -229,9 +230,9 @@ def test_compensate_is_refused_with_what_to_do_instead() -> None:
         ({"recovery": "read", "query": lambda key, arguments: None}, "go together"),
         ({"retries": 2}, "never runs again by itself"),
         ({"recovery": "skip", "retries": 1}, "never runs again by itself"),
-        ({"recovery": "read", "retries": -1}, "does not fit"),
-        ({"timeout_s": 0}, "timeout_s must be above 0"),
-        ({"timeout_s": float("nan")}, "timeout_s must be above 0"),
+        ({"recovery": "read", "retries": -1}, "retries is an int of 0 or more"),
+        ({"timeout_s": 0}, "timeout_s is above 0"),
+        ({"timeout_s": float("nan")}, "timeout_s is above 0"),
         ({"backoff_s": -1}, "backoff_s"),
     ],
 )
@@ -257,3 +258,22 @@ def test_tables_refuse_what_they_cannot_tell_apart() -> None:
         table([Tool(print, name="f", parameters={}), Tool(print, name="f", parameters={})])
     with pytest.raises(ValueError, match="neither a Tool nor a function"):
         table(["search"])
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"timeout_s": 0}, {"timeout_s": float("inf")}, {"timeout_s": float("nan")}, {"timeout_s": 31 * 86_400.0},
+        {"name": "x" * 201}, {"retries": 1.5}, {"retries": -1}, {"backoff_s": -1}, {"backoff_s": float("nan")},
+    ],
+)  # fmt: skip
+def test_limits_that_no_call_could_keep_are_refused_where_they_are_written(limits: dict[str, Any]) -> None:
+    """They were accepted, and then every run was refused."""
+    with pytest.raises(ValueError, match="tool "):
+        Tool(lambda: None, recovery="replay", **{"name": "act", **limits})
+
+
+def test_the_runtimes_limits_are_the_stores() -> None:
+    assert NAME_BYTES_MAX == effect_views.TOOL_NAME_BYTES_MAX
+    assert TIMEOUT_S_MAX == effect_views.TIMEOUT_S_MAX
+    assert LEASE_S_MAX == leases.TTL_S_MAX

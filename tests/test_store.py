@@ -125,6 +125,11 @@ def test_listing_by_prefix_order_and_limit(store: Store) -> None:
         list(store.threads(order="size"))  # type: ignore[arg-type]  # the point
 
 
+def test_listing_by_what_is_no_text(store: Store) -> None:
+    with pytest.raises(TypeError, match="a prefix of thread ids is a str"):
+        store.threads(None)  # type: ignore[arg-type]
+
+
 def test_listing_long_names_with_one_beginning(store: Store) -> None:
     names = [COMMON + str(n) for n in range(400)] + [COMMON[:-1], COMMON, "a", "z"]
     random.Random(2).shuffle(names)

@@ -6,6 +6,7 @@ carried out (wrong usage, not a store, a store that is newer or damaged); 130 in
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -35,6 +36,9 @@ EXIT_TERMINATED = 143
 _NO = (ThreadNotFound, ThreadGone, CheckpointNotFound, RuntimeStateError)
 """Errors that answer a question about a store that is fine."""
 
+OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""Of a raw OSError without a path: the store's own have types, so this is of what was printed."""
+
 P = ParamSpec("P")
 
 app = typer.Typer(
@@ -62,6 +66,11 @@ def _root(
     pass
 
 
+def _drop_output() -> None:
+    """Without this Python complains once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def ending_well(command: Callable[P, None]) -> Callable[P, None]:
     """`command` with the library's errors as one sentence on stderr and an exit status, never a traceback."""
 
@@ -77,9 +86,14 @@ def ending_well(command: Callable[P, None]) -> Callable[P, None]:
                 print(f"    {visible(line)}", file=sys.stderr)
             raise typer.Exit(EXIT_NO if isinstance(error, _NO) else EXIT_FAILED) from error
         except BrokenPipeError:
-            # `agentstore ls | head`: nobody reads on. Without this Python complains again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()  # `agentstore ls | head`: nobody reads on
             raise typer.Exit(0) from None
+        except OSError as error:
+            if error.filename is not None or error.errno not in OUTPUT_ERRORS:
+                raise
+            _drop_output()
+            print(f"agentstore: the output could not be written: {error.strerror}", file=sys.stderr)
+            raise typer.Exit(EXIT_FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -105,6 +119,9 @@ def main() -> None:
     """The console script."""
     # Without this the workers of a demo or a replay, and temporary directories, would outlive a SIGTERM.
     signal.signal(signal.SIGTERM, _terminate)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as in `agentstore ls >&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets its escape, not a traceback.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # both are text files in a console script

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from agentstore import Store
-from agentstore.errors import LeaseHeld
+from agentstore.errors import AgentStoreError, LeaseHeld
 from agentstore.runtime import RunEvent
 
 from .demo.lines import emit
@@ -38,6 +38,9 @@ def play(store: Store, world: ReplayWorld, transcripts: Sequence[Transcript], *,
                 _play_one(store, world, transcripts[file], file)
             except LeaseHeld:
                 held.append(file)
+            except AgentStoreError as error:
+                print(f"{transcripts[file].path}: {type(error).__name__}: {error}", file=sys.stderr)
+                raise SystemExit(2) from error
         if len(held) == len(left):
             time.sleep(WAIT_S)
         left = held
