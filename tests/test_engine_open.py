@@ -26,6 +26,7 @@ from agentstore.engine.lmdbfile import damage_of
 from agentstore.engine.segment import FORMAT_VERSION
 from agentstore.errors import (
     CorruptionError,
+    ForkedStore,
     FormatTooNew,
     NotAStore,
     StoreAlreadyOpen,
@@ -570,6 +571,57 @@ def test_the_child_of_a_killed_parent_holds_none_of_its_locks(tmp_path: Path) ->
             engine.close()
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_in_the_middle_of_a_fork_leaves_no_engine_half_held(tmp_path: Path) -> None:
+    """A handler's exception ended what is done before a fork: the child could use what it had inherited."""
+    engines = [EmbeddedEngine.open(tmp_path / name) for name in ("first", "second")]
+    reading, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with engines[0].read():
+            reading.set()
+            done.wait()
+
+    def interrupt() -> None:
+        while not engines[0]._gate._closed:  # the fork waits for the reader
+            pass
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            signal.sigtimedwait([], 0.02)
+        done.set()
+
+    def handle(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    threads = [threading.Thread(target=read), threading.Thread(target=interrupt)]
+    try:
+        threads[0].start()
+        reading.wait()
+        threads[1].start()
+        pid = os.fork()
+        if not pid:
+            refused = 0
+            try:
+                for engine in engines:
+                    try:
+                        engine.transact(lambda tx: tx.put(KEY, b"child"))
+                    except ForkedStore:
+                        refused += 1
+            finally:
+                os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        done.set()
+        for thread in threads:
+            thread.join()
+    for engine in engines:
+        assert put(engine, KEY, b"parent") == 1
+        assert engine._background is not None and engine._background._thread is not None
+        engine.close()
 
 
 def test_a_child_forked_inside_a_snapshot_leaves_it_without_harm(tmp_path: Path) -> None:

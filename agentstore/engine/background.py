@@ -41,6 +41,8 @@ class Background:
 
     def start(self) -> None:
         self._stopping.clear()
+        if self._thread is not None and self._thread.is_alive():
+            return
         self._thread = threading.Thread(target=self._run, name=f"agentstore-{self._name}", daemon=True)
         self._thread.start()
 

@@ -426,8 +426,8 @@ class EmbeddedEngine:
 
     def after_fork_in_child(self) -> None:
         """Give up the inherited store, but never close its LMDB environments: that frees the parent's reader slots."""
-        self._gate = Gate()
         self._gone = ForkedStore(f"the store {self.path} was opened before a fork; open it again in the child")
+        self._gate = Gate()
         self._background = None
         allow_reopening()
         if self._frozen is not None:
@@ -436,9 +436,11 @@ class EmbeddedEngine:
         _keep_for_ever(self._parts.base.env)
         _keep_for_ever(self._parts.tail.env)
         # A flock lives as long as any copy of its descriptor: ours would keep a dead parent's locks.
-        self._files.close(self._lock)
         self._parts.sync_lock.close()
         self._parts.fold_lock.close()
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            self._files.close(lock)
 
 
 def _keep_for_ever(inherited: Any) -> None:

@@ -15,11 +15,12 @@ class Gate:
     side: otherwise two nested reads and a fork would wait for each other.
     """
 
-    __slots__ = ("_changed", "_closed", "_inside")
+    __slots__ = ("_changed", "_closed", "_closer", "_inside")
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
+        self._closer = 0
         self._inside: deque[int] = deque()
 
     def enter(self) -> None:
@@ -50,19 +51,22 @@ class Gate:
         return _ident() in self._inside
 
     def close(self) -> None:
-        """Hold the gate exclusively: wait until nobody is inside, keep everybody out."""
+        """Hold the gate exclusively: wait until nobody is inside, keep everybody out. Again by its holder: nothing."""
+        me = _ident()
         with self._changed:
+            if self._closed and self._closer == me:
+                return
             self._changed.wait_for(lambda: not self._closed)
-            self._closed = True
+            self._closed, self._closer = True, me
             try:
                 self._changed.wait_for(lambda: not self._inside)
             except BaseException:
-                self._closed = False
+                self._closed, self._closer = False, 0
                 self._changed.notify_all()
                 raise
 
     def open(self) -> None:
         """Give the exclusive hold back."""
         with self._changed:
-            self._closed = False
+            self._closed, self._closer = False, 0
             self._changed.notify_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -27,27 +28,43 @@ _inherited: list[Forkable] = []
 _forking: list[Forkable] = []
 
 
+def _insist(*steps: Callable[[], object]) -> None:
+    """Every step, whole, whatever a signal's handler raises meanwhile; that is raised at the end.
+
+    Python prints what is raised in a function that it calls at a fork and goes on with the fork: then an engine must
+    not be left closed in the parent, or usable in the child. A step may be begun again.
+    """
+    interrupted: BaseException | None = None
+    for step in steps:
+        while True:
+            try:
+                step()
+                break
+            except Exception:
+                raise
+            except BaseException as error:
+                interrupted = error
+    if interrupted is not None:
+        raise interrupted
+
+
 def _before() -> None:
-    opening.acquire()
+    _insist(opening.acquire, _gather, lambda: _insist(*[engine.before_fork for engine in _forking]))
+
+
+def _gather() -> None:
     _forking[:] = engines.values()
-    for engine in _forking:
-        engine.before_fork()
 
 
 def _after_in_parent() -> None:
-    for engine in _forking:
-        engine.after_fork_in_parent()
-    _forking.clear()
-    opening.release()
+    _insist(*[engine.after_fork_in_parent for engine in _forking], _forking.clear, opening.release)
 
 
 def _after_in_child() -> None:
-    _inherited.extend(_forking)
-    for engine in _forking:
-        engine.after_fork_in_child()
-    _forking.clear()
-    engines.clear()
-    opening.release()
+    # Not those of `_forking`: whatever happened before the fork, the child may use none of them.
+    there = [*engines.values()]
+    _inherited.extend(there)
+    _insist(*[engine.after_fork_in_child for engine in there], _forking.clear, engines.clear, opening.release)
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
