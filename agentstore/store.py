@@ -63,8 +63,12 @@ class Store:
         """
         engine = EmbeddedEngine.open(os.fspath(path), create=create, readonly=readonly, background=background)
         store = cls(engine)
-        if not readonly and not engine.has_background:
-            deleting.finish_all(engine)
+        try:
+            if not readonly and not engine.has_background:
+                deleting.finish_all(engine)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     @property
@@ -282,6 +286,14 @@ def _first(found: Iterator[str], limit: int | None) -> Iterator[str]:
 # --- one snapshot taker for each engine: stores that share the engine share it ------------
 
 _registry_lock = threading.Lock()
+
+
+def _new_lock_in_child() -> None:
+    global _registry_lock  # noqa: PLW0603 - another thread of the parent may have held it at the fork
+    _registry_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock_in_child)
 _registry: dict[EmbeddedEngine, tuple[Snapshots, Callable[[], bool], int]] = {}
 
 

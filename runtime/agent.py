@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentstore import AgentStoreError, Checkpoint, Lease, Store
+from agentstore import AgentStoreError, Checkpoint, CommitUnknown, DiskFull, Lease, Store
 
 from . import resolving
 from .book import Book, finished
@@ -323,7 +323,10 @@ class Agent:
     async def _renew(self, book: Book, lease: Lease) -> None:
         while True:
             await asyncio.sleep(self.lease_s / 3)
-            await book.call(lease.ensure, self.lease_s * 0.9)  # a long call may have taken it for longer already
+            try:
+                await book.call(lease.ensure, self.lease_s * 0.9)  # a long call may have taken it for longer already
+            except (DiskFull, CommitUnknown) as error:
+                _log.warning("thread %r: the lease could not be renewed, trying again: %s", book.thread.id, error)
 
 
 async def _give_back(book: Book, lease: Lease, renewing: asyncio.Future[None]) -> None:

@@ -128,3 +128,23 @@ def test_verify_beside_a_roller_finds_no_damage_in_what_it_reuses(tmp_path: Path
         after = {path.name for path in (tmp_path / "store" / "wal").iterdir()}
         assert bool(before - after) == unlinked
     engine.close()
+
+
+def test_a_segment_that_was_rolled_to_meanwhile_is_not_taken_for_retired(tmp_path: Path) -> None:
+    """Acknowledged commits were lost: the background looked at the segments just when another one became active, and
+    remembered what was in that one as its last LSN; a later roll of this process reused it before it was folded."""
+    path, half = tmp_path / "store", SEGMENT_BYTES // 3
+    with Remote() as one, Remote() as other:
+        one.open(path, background=False)
+        other.open(path, background=False)
+        one.call("look_while_rolling")
+        lsns = [other.put(b"\x30a%d" % number, bytes(half)) for number in range(6)]
+        assert lsns == [1, 2, 3, 4, 5, 6]
+        one.put(b"\x30b", bytes(half))
+        other.kill()
+        one.kill()
+    engine = EmbeddedEngine.open(path, background=False)
+    with engine.read() as snap:
+        assert [snap.get(b"\x30a%d" % number) for number in range(6)] == [bytes(half)] * 6
+    assert engine.verify() == []
+    engine.close()

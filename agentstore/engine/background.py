@@ -43,8 +43,9 @@ class Background:
         self._stopping.clear()
         if self._thread is not None and self._thread.is_alive():
             return
-        self._thread = threading.Thread(target=self._run, name=f"agentstore-{self._name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=f"agentstore-{self._name}", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         """Return once no job runs. From a job itself: it ends after that job."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from agentstore.engine.writer import Writer
 from agentstore.errors import (
     AgentStoreError,
     ForkedStore,
+    OutOfResources,
     ReadOnlyStore,
     StoreAlreadyOpen,
     StoreClosed,
@@ -54,6 +56,8 @@ class Reading:
             self._view = engine._view()
         except BaseException as error:
             engine._gate.leave()
+            if isinstance(error, StoreFailed):
+                engine._drop()
             raise engine._typed(error) from error
         view: SnapshotProtocol = self._view
         return view
@@ -130,11 +134,17 @@ class EmbeddedEngine:
                 engine._open(create=create and not readonly, map_bytes=map_bytes)
             try:
                 engine._identity = files.path_identity(path)
-            except OSError as error:
+                if engine._background is not None:
+                    engine._background.start()
+                process.engines[engine._identity] = engine
+            except BaseException as error:
                 engine._stop_background()
                 engine._release(StoreClosed(f"the store {path} could not be opened"), clear=False)
-                raise typed(error, path) from error
-            process.engines[engine._identity] = engine
+                if isinstance(error, OSError):
+                    raise typed(error, path) from error
+                if isinstance(error, RuntimeError):
+                    raise OutOfResources(f"the store {path} was not opened: {error}; raise the limit") from error
+                raise
         return engine
 
     @staticmethod
@@ -174,7 +184,6 @@ class EmbeddedEngine:
             self._background = Background(os.path.basename(self.path))
             for job in (self._watch, self._fold_when_due, self._prepare, Every(READERS_EVERY_S, self._check_readers)):
                 self._background.add(job)
-            self._background.start()
 
     def _open_frozen(self) -> None:
         self._frozen, self.uuid = open_frozen(self._files, self.path)
@@ -216,6 +225,24 @@ class EmbeddedEngine:
         self._parts.check()
         return View(self._parts, self._syncer)
 
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """What is not on the path of a commit: inside the gate, typed errors, and a failed store is let go."""
+        failed = False
+        self._gate.enter()
+        try:
+            self._check()
+            yield
+        except lmdb.Error as error:
+            raise translate_lmdb(error, self.path) from error
+        except StoreFailed:
+            failed = True
+            raise
+        finally:
+            self._gate.leave()
+            if failed:
+                self._drop()
+
     def _check(self) -> None:
         if self._gone is not None:
             raise type(self._gone)(*self._gone.args)
@@ -227,13 +254,9 @@ class EmbeddedEngine:
 
     def fold(self) -> None:
         """Replay everything that is durable into base now, waiting for a fold under way. O(log)."""
-        self._gate.enter()
-        try:
-            self._check()
+        with self._inside():
             if self._frozen is None:
                 self._folder.fold(wait=True)
-        finally:
-            self._gate.leave()
 
     def _make_room(self) -> None:
         """The log is at its limit: all of it becomes durable and is folded, by us or by who is at it."""
@@ -308,9 +331,7 @@ class EmbeddedEngine:
 
     def stats(self) -> dict[str, int]:
         """LSNs, sizes in bytes, and counts of what this process did. O(WAL segments)."""
-        self._gate.enter()
-        try:
-            self._check()
+        with self._inside():
             if self._frozen is not None:
                 applied = self._frozen.position().applied_lsn
                 return {"lsn": applied, "durable_lsn": applied, "applied_lsn": applied, "wal_bytes": 0} | self._sizes(
@@ -327,22 +348,19 @@ class EmbeddedEngine:
                 "folds": self._folder.folds,
                 "dead_finished": self._writer.finished_dead,
             } | self._sizes(parts.base)
-        finally:
-            self._gate.leave()
 
     def _sizes(self, base: Base) -> dict[str, int]:
         return {"base_bytes": self._files.file_size(base.path), "base_records": base.env.stat()["entries"]}
 
     def verify(self) -> list[str]:
         """Every invariant of the engine that does not hold, as a sentence each. O(store)."""
-        self._gate.enter()
-        try:
-            self._check()
+        with self._inside():
             if self._frozen is not None:
                 return list(self._frozen.damaged_records())
-            return checking.problems(self._parts)
-        finally:
-            self._gate.leave()
+            try:
+                return checking.problems(self._parts)
+            except OSError as error:
+                raise typed(error, self.path) from error
 
     # --- the end ---------------------------------------------------------------------
 
@@ -351,7 +369,8 @@ class EmbeddedEngine:
         with process.opening:
             if self._gone is not None:
                 return
-            self._users -= 1
+            # Not below 0: a close that was interrupted is made again.
+            self._users = max(0, self._users - 1)
             if self._users:
                 return
             self._stop_background()
@@ -401,11 +420,16 @@ class EmbeddedEngine:
             if self._frozen is not None:
                 self._frozen.close()
                 return
-            self._parts.close()
-            if clear:
-                close_store(self._files, self._lock, self.path, self.uuid)
-            else:
-                self._files.close(self._lock)
+            try:
+                self._parts.close()
+            except BaseException:
+                clear = False
+                raise
+            finally:
+                if clear:
+                    close_store(self._files, self._lock, self.path, self.uuid)
+                else:
+                    self._files.close(self._lock)
         finally:
             self._gate.open()
 

@@ -95,7 +95,10 @@ class Files:
         A hint: the kernel may do the same at any moment by itself, and an error of the disk is told by the sync.
         """
         if _advise is not None:
-            _advise(fd, offset, size, os.POSIX_FADV_DONTNEED)
+            try:
+                _advise(fd, offset, size, os.POSIX_FADV_DONTNEED)
+            except OSError:
+                pass  # not supported there, or not allowed
 
     def fdatasync(self, fd: int) -> None:
         """Return once the data of `fd` is on stable storage."""

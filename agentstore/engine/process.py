@@ -29,7 +29,7 @@ _forking: list[Forkable] = []
 
 
 def _insist(*steps: Callable[[], object]) -> None:
-    """Every step, whole, whatever a signal's handler raises meanwhile; that is raised at the end.
+    """Every step, whole, whatever a signal's handler or another step raises; that is raised at the end.
 
     Python prints what is raised in a function that it calls at a fork and goes on with the fork: then an engine must
     not be left closed in the parent, or usable in the child. A step may be begun again.
@@ -40,10 +40,11 @@ def _insist(*steps: Callable[[], object]) -> None:
             try:
                 step()
                 break
-            except Exception:
-                raise
-            except BaseException as error:
+            except Exception as error:
                 interrupted = error
+                break
+            except BaseException as error:
+                interrupted = error  # of a signal: begin again
     if interrupted is not None:
         raise interrupted
 

@@ -128,7 +128,8 @@ class Segments:
             return None if fd is None else self.files.pread(fd, self.files.size(fd), 0)
 
     def last_lsn(self, found: Found) -> int:
-        """The highest LSN that stands in a retired segment, torn frames included. O(size) once."""
+        """The highest LSN that stands in a retired segment, torn frames included. O(size) once: it is remembered, so
+        never ask it of a segment that somebody may still write."""
         key = (found.file, found.header.epoch)
         known = self._last_lsn.get(key)
         if known is None:
@@ -212,6 +213,8 @@ class Segments:
             if fd is not None:
                 self.files.close(fd)
         self.files.remove(self.path(file))
+        for key in [key for key in list(self._last_lsn) if key[0] == file]:
+            self._last_lsn.pop(key, None)
 
     def write_header(self, file: int, header: Header) -> int:
         """Both copies. Returns the descriptor: once that is synced the segment is part of the log."""
@@ -285,8 +288,13 @@ class Segments:
         """Size of the segments that a replay would still read."""
         total = 0
         for found in self.headers():
-            active = found.file == position.file
-            if position.lsn > applied_lsn if active else not self.reusable(found, applied_lsn, 0):
+            if found.header.number > position.segment:
+                live = True  # rolled to since: it is being written, and what is in it now is not its last LSN
+            elif found.file == position.file:
+                live = position.lsn > applied_lsn
+            else:
+                live = not self.reusable(found, applied_lsn, position.file)
+            if live:
                 total += found.header.size
         return total
 

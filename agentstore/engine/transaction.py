@@ -15,6 +15,10 @@ from agentstore.errors import LimitExceeded
 _newest_of = ENTRY.unpack_from
 
 
+def _not_a_key(key: bytes) -> LimitExceeded:
+    return LimitExceeded(f"a key has 1 to {KEY_BYTES_MAX} bytes (KEY_BYTES_MAX), not {len(key)}")
+
+
 class Transaction:
     """Reads through to tail and base; keeps its writes to itself until its frame is written.
 
@@ -47,11 +51,13 @@ class Transaction:
         return None if raw[8] == TOMBSTONE else raw[ENTRY_BYTES:]
 
     def put(self, key: bytes, value: bytes) -> None:
-        if len(key) > KEY_BYTES_MAX:
-            raise LimitExceeded(f"a key of {len(key)} bytes is over KEY_BYTES_MAX ({KEY_BYTES_MAX})")
+        if not 0 < len(key) <= KEY_BYTES_MAX:
+            raise _not_a_key(key)
         self.writes[key] = value
 
     def delete(self, key: bytes) -> None:
+        if not 0 < len(key) <= KEY_BYTES_MAX:
+            raise _not_a_key(key)
         self.writes[key] = None
 
     def scan(self, lo: bytes, hi: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:

@@ -98,17 +98,21 @@ class Writer:
     def run(self, fn: Callable[[Any], T]) -> Request[T]:
         """Run `fn` in a transaction; back once its writes, or else its reads, are durable. Raises what it raised."""
         request = Request(fn)
-        with self._mutex:
-            if self._busy:
-                request.woken = threading.Lock()
-                request.woken.acquire()
-                self._queue.append(request)
-            else:
-                self._busy = request.leads = True
-        if not request.leads:
-            self._wait(request)
-        if request.leads:
-            self._lead(request)
+        try:
+            with self._mutex:
+                if self._busy:
+                    request.woken = threading.Lock()
+                    request.woken.acquire()
+                    self._queue.append(request)
+                else:
+                    self._busy = request.leads = True
+            if not request.leads:
+                self._wait(request)
+            if request.leads:
+                self._lead(request)
+        finally:
+            if request.leads:
+                self._hand_over(request)  # interrupted before it came to that
         if request.error is not None:
             raise request.error
         return request
@@ -117,23 +121,20 @@ class Writer:
         try:
             request.woken.acquire()
         except BaseException:
-            # Interrupted: leave the queue, and do not take the leadership along.
+            # Interrupted: leave the queue.
             with self._mutex:
                 if request in self._queue:
                     self._queue.remove(request)
-                leads = request.leads
-            if leads:
-                self._hand_over()
             raise
 
     def _lead(self, request: AnyRequest) -> None:
         """Write everybody's frames, hand the lead to the next group, sync, wake everybody."""
         group = [request]
-        if self._queue:
-            self._gather(group)
         written = 0
         try:
             try:
+                if self._queue:
+                    self._gather(group)
                 written = self._write_some(group, 0)
                 while written < len(group):
                     written = self._write_rest(group, written)
@@ -141,7 +142,7 @@ class Writer:
                 # Those before have their frames in the committed tail: for them it goes on.
                 self._fail(group[written:], error)
             finally:
-                self._hand_over()
+                self._hand_over(request)
             highest = request.lsn if len(group) == 1 else max([each.lsn for each in group])
             if highest > self._words[DURABLE_LSN]:
                 self._syncer.sync(highest)
@@ -160,8 +161,9 @@ class Writer:
             while self._queue and len(group) < GROUP_MAX:
                 group.append(self._queue.popleft())
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, request: AnyRequest) -> None:
         with self._mutex:
+            request.leads = False
             if self._queue:
                 following = self._queue.popleft()
                 following.leads = True
@@ -246,6 +248,8 @@ class Writer:
                 except (StoreFailed, lmdb.Error):
                     raise
                 except Exception as error:
+                    if request.lsn == tx.lsn:
+                        raise  # not of the function: its frame is complete, and tail has perhaps a part of it
                     # What made it give up must be as durable as what it would have returned.
                     request.error, request.lsn = error, tx.newest
                 finally:
@@ -261,7 +265,7 @@ class Writer:
                 txn.commit()
                 self._syncer.written = position
             return at
-        except (StoreFailed, lmdb.Error) as error:
+        except Exception as error:
             self._void(group[first:], start.lsn, error)
             raise
         finally:
@@ -272,7 +276,7 @@ class Writer:
         for request in group:
             if request.lsn > lsn:
                 request.error = None
-                if isinstance(error, lmdb.Error):
+                if not isinstance(error, StoreFailed):
                     request.error = CommitUnknown(
                         f"the frame with LSN {request.lsn} is complete, but {self._parts.tail.path} could not take it "
                         f"({error}): {RELOAD}"

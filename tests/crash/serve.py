@@ -17,6 +17,7 @@ from agentstore.engine import keys
 from agentstore.engine.api import Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.files import Files
+from agentstore.engine.segment import SEGMENT_BYTES
 from agentstore.testing.faults import Fault, FaultyFiles, Kill
 
 LAST_TXNID_AT = 48
@@ -126,6 +127,13 @@ class Server:
             thread.join()
         if errors:
             raise errors[0]
+
+    def look_while_rolling(self) -> None:
+        """What `_fold_when_due` does, with a roll between its two looks."""
+        parts = self.engine._parts
+        applied, position = parts.base.position().applied_lsn, parts.tail.position()
+        self.engine._writer._roller.roll(SEGMENT_BYTES)
+        parts.segments.live_bytes(applied, position)
 
     def stats(self) -> dict[str, int]:
         return self.engine.stats()
