@@ -1,6 +1,6 @@
 """The bytes of the effect ledger: intents, receipts, and the keys that they stand under.
 
-All are CBOR. Under a prefix (a thread's number, or ``"o"`` for `Store.once`) stand
+All are CBOR. Under a thread's number stand (for `Store.once`, under ``"o"``, "i" and "e" with the name of the call)
 
     "i", decision uuid, decision seq, call, generation              an open call: its intent
     "e", decision uuid, decision seq, call, generation              a finished call: [intent, receipt]
@@ -68,9 +68,6 @@ MARK_NOT_DONE: Final = 2
 """The tool or a person said that it did not happen."""
 MARK_FORKED: Final = 3
 """Copied into a fork without a receipt: in doubt, and only a person decides."""
-
-OUTCOMES: Final = ("result", "failed", "unknown")
-"""The tool returned; the tool said that it failed for good; nobody knows (rule `skip`)."""
 
 SOURCES: Final = ("call", "query", "person", "rule")
 """Who said so: the caller of the tool, the tool when asked about the key, a person, the rule of the tool."""

@@ -85,7 +85,7 @@ def once(
 
     An exception of `fn` is raised as it is and leaves the call in doubt. Raises EffectConflict for a `name` that was
     used with other arguments, TypeError if `fn` does not take them, UnencodableState (of the result: `fn` was called,
-    and the call is in doubt), UnsupportedRule. Two transactions, one if the result is there.
+    and the call is in doubt), UnsupportedRule. Two transactions; one that writes nothing if the result is there.
 
     >>> from agentstore.testing.scratch import scratch_store
     >>> store = scratch_store()

@@ -28,9 +28,6 @@ from agentstore.errors import UnsupportedRule
 
 RULES: Final = ("read", "replay", "query", "compensate", "skip", "ask")
 
-AUTOMATIC_RETRY: Final = frozenset({"read", "replay"})
-"""Rules under which a call that timed out may be made again without asking anybody."""
-
 
 class EffectState(Enum):
     """How far a call has come, as its durable records and the clock show it."""

@@ -201,7 +201,7 @@ class Store:
         receipt goes by `rule`.
 
         `EffectInFlight`, `EffectInDoubt`, `EffectConflict`, `UnencodableState`, `UnsupportedRule`; what `fn` raises.
-        Two transactions, one read if the result is there.
+        Two transactions; one that writes nothing if the result is there.
 
         >>> from agentstore.testing.scratch import scratch_store
         >>> store = scratch_store()

@@ -22,7 +22,7 @@ from agentstore.engine.fold import WAL_SOFT_BYTES, Folder
 from agentstore.engine.gate import Gate
 from agentstore.engine.lmdbfile import MAP_BYTES, allow_reopening, translate_lmdb
 from agentstore.engine.opening import Opening, close_store, on_read_only_file_system, open_frozen, typed
-from agentstore.engine.parts import JOB_LOCK, LOCK, Parts
+from agentstore.engine.parts import LOCK, Parts
 from agentstore.engine.sync import Syncer
 from agentstore.engine.view import FrozenView, View
 from agentstore.engine.writer import Writer
@@ -321,11 +321,6 @@ class EmbeddedEngine:
     @property
     def has_background(self) -> bool:
         return self._background is not None
-
-    @property
-    def job_lock_path(self) -> str:
-        """The file whose flock an offline job holds."""
-        return os.path.join(self.path, JOB_LOCK)
 
     # --- looking at it -----------------------------------------------------------------
 

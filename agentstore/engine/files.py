@@ -177,10 +177,6 @@ class Files:
         finally:
             os.close(fd)
 
-    def writable(self, path: str) -> bool:
-        """Whether files in `path` can be changed (False on a read-only file system)."""
-        return os.access(path, os.W_OK)
-
     def read_only_file_system(self, path: str) -> bool:
         return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 

@@ -111,7 +111,7 @@ def translate_lmdb(error: lmdb.Error, path: str) -> AgentStoreError:
     code = getattr(error, "code", 0)
     if isinstance(error, lmdb.MapFullError):
         return StoreFull(
-            f"{path} reached the size of its map (MAP_BYTES = {MAP_BYTES}); compact the store or delete threads"
+            f"{path} reached the size of its map (MAP_BYTES = {MAP_BYTES}); delete threads, or go on in another store"
         )
     if code in FULL_DISK or (code == errno.EIO and _no_room(path)):
         return DiskFull(f"no space left for {path}; nothing was lost, free some and try again")
@@ -127,5 +127,5 @@ def translate_lmdb(error: lmdb.Error, path: str) -> AgentStoreError:
     if isinstance(error, damaged):
         return CorruptionError(f"{path} is damaged: {error}; run 'agentstore verify', keep a copy of the directory")
     if code == errno.ENOENT:
-        return CorruptionError(f"{path} is missing from the store; put it back, or salvage from the WAL")
+        return CorruptionError(f"{path} is missing from the store; put it back from a copy")
     return StoreFailed(f"{path}: {error}; close the store in every process and open it again")
