@@ -15,6 +15,7 @@ from agentstore.engine.api import KEY_BYTES_MAX
 from agentstore.engine.control import FAILED
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.files import Files
+from agentstore.engine.tail import put_batch
 from agentstore.errors import CommitUnknown, LimitExceeded, OutOfResources, StoreFailed
 
 KEY = b"\x30key"
@@ -35,7 +36,7 @@ def test_an_exception_behind_a_complete_frame_is_not_the_functions(
     """It was taken for the function's own: tail kept a half of the writes, and the next of the group took the LSN."""
     engine = EmbeddedEngine.open(tmp_path / "store", background=False)
     put(engine, KEY, b"1")
-    real = writer.put_batch
+    real = put_batch
 
     def half(txn: Any, batch: dict[bytes, bytes | None], lsn: int) -> None:
         real(txn, dict(list(batch.items())[:1]), lsn)
