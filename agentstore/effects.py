@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agentstore import clock, events, ledger
+from agentstore.checkpoint import Checkpoint
 from agentstore.clock import NS_PER_S
 from agentstore.codec.cbor import canonical
 from agentstore.effect import Effect
@@ -50,7 +51,6 @@ from agentstore.records import Head, shown
 from agentstore.rules import Action, check_rule
 
 if TYPE_CHECKING:
-    from agentstore.checkpoint import Checkpoint
     from agentstore.thread import Thread
 
 __all__ = [
@@ -324,6 +324,13 @@ def _identity(
 ) -> Identity:
     if isinstance(decision, tuple):
         uuid, seq = decision
+        if uuid.__class__ is not bytes or len(uuid) != 16 or seq.__class__ is not int or seq < 0:
+            raise TypeError(f"the id of a decision is (16 bytes, seq), as Thread.decision has it, not {decision!r}")
+    elif not isinstance(decision, Checkpoint):
+        raise TypeError(
+            f"a decision is a confirmed checkpoint or its id, not {decision!r}; Thread.decision is None if no commit "
+            'was made with reason="decision" (or "plan")'
+        )
     else:
         uuid, seq = decision.thread_uuid, decision.seq
         if decision.reason == "fork" and uuid == head.uuid:

@@ -28,7 +28,7 @@ from agentstore.engine import keys
 from agentstore.engine.api import Tx
 from agentstore.errors import AgentStoreError, EffectClosed, EffectInDoubt, EffectInFlight
 from agentstore.records import cut_name, shown
-from agentstore.rules import Action, check_rule, decide_answer, is_not_done
+from agentstore.rules import Action, check_rule, decide_answer, is_not_done, takes
 
 if TYPE_CHECKING:
     from agentstore.store import Store
@@ -101,6 +101,8 @@ def once(
     check_rule(rule)
     if rule == "query" and query is None:
         raise ValueError(f"once({shown(name)}): the rule 'query' needs query=, a callable that takes the key")
+    if query is not None and not takes(query, 1):
+        raise ValueError(f"once({shown(name)}): the query is called as query(key), and {query!r} does not take that")
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise ValueError(
             f"once({shown(name)}): timeout_s is above 0 and at most {TIMEOUT_S_MAX:.0f}, not {timeout_s!r}"

@@ -21,8 +21,9 @@ Only *in doubt* needs the rule that the tool declared:
 
 from __future__ import annotations
 
+import inspect
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agentstore.errors import UnsupportedRule
 
@@ -140,3 +141,20 @@ def is_not_done(answer: object) -> bool:
 def is_unknown(answer: object) -> bool:
     """Whether `answer` is `Unknown` or an instance of it."""
     return answer is Unknown or isinstance(answer, Unknown)
+
+
+def takes(fn: Any, count: int) -> bool:
+    """Whether `fn` can be called with so many arguments; True where nobody can say. Found out after a crash is late.
+
+    >>> takes(lambda key: None, 1), takes(lambda key: None, 2), takes(3, 1)
+    (True, False, False)
+    """
+    if not callable(fn):
+        return False
+    try:
+        inspect.signature(fn).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a builtin that does not say what it takes
+    return True

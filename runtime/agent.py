@@ -98,6 +98,8 @@ class Agent:
     ) -> None:
         if fallback is not None and not fallback.raw:
             raise ValueError("the fallback must be a Tool(..., raw=True): it gets calls whose arguments nobody checked")
+        if not callable(model) or not callable(window):
+            raise TypeError("model and window are callables: model(messages, tools), window(messages)")
         counts = (calls_at_once, max_steps, max_retries, reasks, model_retries)
         if any(type(count) is not int or count < 0 for count in counts) or calls_at_once < 1:
             raise ValueError("calls_at_once is an int of 1 or more; the other counts are ints of 0 or more")

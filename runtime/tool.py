@@ -219,6 +219,19 @@ def _takes_self(fn: Callable[..., Any]) -> bool:
     return inspect.isfunction(fn) and len(inspect.signature(fn).parameters) == 3
 
 
+def _takes_query(query: Any) -> bool:
+    """Asked where the tool is declared: a query that cannot be called would show only after a crash."""
+    if not callable(query):
+        return False
+    try:
+        inspect.signature(query).bind("", {})
+    except TypeError:
+        return _takes_self(query)
+    except ValueError:
+        pass  # a builtin that does not say what it takes
+    return True
+
+
 def _check_limits(name: str, timeout_s: float, retries: int | None, backoff_s: float) -> None:
     if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX:
         raise ValueError(f"tool {name[:100]}…: a name has 1 to {NAME_BYTES_MAX} bytes of UTF-8")
@@ -240,6 +253,8 @@ def _check_rule(name: str, rule: str, query: Any, undo: Any, retries: int | None
         raise ValueError(f"tool {name}: recovery must be one of {', '.join(RULES)}, not {rule!r}")
     if (rule == "query") != (query is not None):
         raise ValueError(f"tool {name}: recovery='query' and query=function go together")
+    if query is not None and not _takes_query(query):
+        raise ValueError(f"tool {name}: the query is called as query(key, arguments), and {query!r} does not take that")
     if retries and rule not in RETRYING:
         raise ValueError(
             f"tool {name}: retries={retries} does not fit recovery={rule!r}, which never runs again by itself"

@@ -779,3 +779,13 @@ def _put(store: Store, values: dict[bytes, bytes | None]) -> None:
                 tx.put(key, value)
 
     store._engine.transact(write)
+
+
+def test_what_is_no_decision_is_said_so(store: Store) -> None:
+    thread = store.thread("t")
+    thread.commit(Set("step", 1))
+    for wrong in (thread.decision, ("a", 1), (b"short", 1), (bytes(16), -1), 7):
+        with pytest.raises(TypeError, match="decision"):
+            thread.effect(decision=wrong, index=0, tool="f", arguments={})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"called as query\(key\)"):
+        store.once("x", lambda: 1, rule="query", query=lambda: None)  # type: ignore[arg-type,misc]

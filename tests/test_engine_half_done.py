@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -182,4 +184,39 @@ def test_an_interrupted_leader_hands_the_lead_on(tmp_path: Path, monkeypatch: py
             put(engine, KEY, b"1")
         monkeypatch.undo()
         put(engine, KEY, b"2")
+    engine.close()
+
+
+def test_an_interruption_at_the_sync_lock_leaves_it_free(tmp_path: Path) -> None:
+    """Every other process waited for one that had been interrupted just as it had the lock, or was about to free it."""
+
+    class Interrupting(Files):
+        at = ""
+
+        def lock(self, fd: int, *, shared: bool = False, wait: bool = True) -> bool:
+            held = super().lock(fd, shared=shared, wait=wait)
+            self._strike("lock")
+            return held
+
+        def unlock(self, fd: int) -> None:
+            self._strike("unlock")
+            super().unlock(fd)
+
+        def _strike(self, at: str) -> None:
+            if self.at == at:
+                self.at = ""
+                raise KeyboardInterrupt
+
+    files = Interrupting()
+    engine = EmbeddedEngine.open(tmp_path / "store", background=False, files=files)
+    put(engine, KEY, b"1")
+    other = os.open(tmp_path / "store" / "lock.sync", os.O_RDWR)
+    for at in ("lock", "unlock"):
+        files.at = at
+        with pytest.raises(KeyboardInterrupt):
+            put(engine, KEY, b"2")
+        assert not files.at
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_UN)
+    os.close(other)
     engine.close()

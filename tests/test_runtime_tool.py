@@ -277,3 +277,11 @@ def test_the_runtimes_limits_are_the_stores() -> None:
     assert NAME_BYTES_MAX == effect_views.TOOL_NAME_BYTES_MAX
     assert TIMEOUT_S_MAX == effect_views.TIMEOUT_S_MAX
     assert LEASE_S_MAX == leases.TTL_S_MAX
+
+
+def test_a_query_that_cannot_be_called_is_refused_where_it_is_written() -> None:
+    """It showed after a crash only, as a call that waits for a person."""
+    for wrong in (lambda key: None, lambda: None, 3):
+        with pytest.raises(ValueError, match="called as query"):
+            Tool(lambda: None, name="f", recovery="query", query=wrong)  # type: ignore[arg-type]
+    Tool(lambda: None, name="f", recovery="query", query=lambda *both: None)

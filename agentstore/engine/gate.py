@@ -27,9 +27,15 @@ class Gate:
         """Hold the gate shared."""
         # In this order (first in, then look), while `close` first closes and then looks: one of the two sees the other.
         me = _ident()
-        self._inside.append(me)
-        if self._closed and self._inside.count(me) == 1:
-            self._wait(me)
+        try:
+            self._inside.append(me)
+            if not self._closed or self._inside.count(me) > 1:
+                return
+        except BaseException:
+            # A signal's handler raised just behind the append: nobody would leave for us.
+            self._inside.remove(me)
+            raise
+        self._wait(me)
 
     def _wait(self, me: int) -> None:
         with self._changed:

@@ -9,6 +9,15 @@ from types import TracebackType
 from agentstore.engine.files import Files
 
 
+def unlock(files: Files, fd: int) -> None:
+    """Free a flock, also when a signal's handler raises just before: what one process keeps, all others wait for."""
+    try:
+        files.unlock(fd)
+    except BaseException:
+        files.unlock(fd)
+        raise
+
+
 class FileLock:
     """flock is held per open file, so threads of one process need the lock in front.
 
@@ -32,6 +41,8 @@ class FileLock:
         try:
             held = self._files.lock(self._fd, wait=wait)
         except BaseException:
+            # Perhaps interrupted just as it was had; to free what is not held does nothing.
+            unlock(self._files, self._fd)
             self.threads.release()
             raise
         if not held:
@@ -40,7 +51,7 @@ class FileLock:
 
     def release(self) -> None:
         try:
-            self._files.unlock(self._fd)
+            unlock(self._files, self._fd)
         finally:
             self.threads.release()
 

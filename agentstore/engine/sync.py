@@ -7,6 +7,7 @@ the others find their LSN durable when they get it.
 from __future__ import annotations
 
 from agentstore.engine.control import DURABLE_LSN, FAILED, SYNCING, WRITING_LSN
+from agentstore.engine.locks import unlock
 from agentstore.engine.parts import Parts
 from agentstore.engine.segment import FRAMES_AT
 from agentstore.engine.tail import TailPosition
@@ -38,12 +39,13 @@ class Syncer:
                     break  # the leader before us synced for us
                 try:
                     fd = lock.fd
-                    self._files.lock(fd)
                     try:
+                        # Inside: an interruption just as the lock is had must not leave it locked for everybody.
+                        self._files.lock(fd)
                         if words[DURABLE_LSN] < lsn:
                             self._lead()
                     finally:
-                        self._files.unlock(fd)
+                        unlock(self._files, fd)
                 except OSError as error:
                     raise self._parts.fault(error, "the sync lock") from error
 
