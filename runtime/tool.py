@@ -110,7 +110,7 @@ class Tool:
         description: default: the docstring above its ``Args:``.
         parameters: JSON schema; default: from the signature.
         recovery: the rule, see the module.
-        query: ``query(key, arguments) -> result | NotDone | Unknown``, for the rule ``query``.
+        query: ``query(key, arguments) -> result | NotDone | Unknown``, for the rule ``query``; None is a result too.
         undo: belongs to the rule ``compensate``, which this version refuses.
         timeout_s: after so many seconds a call is in doubt.
         retries: how often a call runs again by itself; default 3 for read, replay and query, 0 for the others.
