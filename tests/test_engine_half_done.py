@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_value import KEY, get, put
 
 from agentstore import Store, deleting
 from agentstore.engine import writer
@@ -19,17 +20,6 @@ from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.files import Files
 from agentstore.engine.tail import put_batch
 from agentstore.errors import CommitUnknown, LimitExceeded, OutOfResources, StoreFailed
-
-KEY = b"\x30key"
-
-
-def put(engine: EmbeddedEngine, key: bytes, value: bytes) -> int:
-    return engine.transact(lambda tx: tx.put(key, value)).lsn
-
-
-def get(engine: EmbeddedEngine, key: bytes) -> bytes | None:
-    with engine.read() as snap:
-        return snap.get(key)
 
 
 def test_an_exception_behind_a_complete_frame_is_not_the_functions(
