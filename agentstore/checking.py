@@ -7,7 +7,8 @@ The rules, in the order in which they are looked at:
     counters agree with what there is; no record belongs to a number without a thread, but to one marked gone.
 3.  The head names a checkpoint of its commit id, the next seq is above all there are.
 4.  Every checkpoint but the first has a parent that came before; all records can be read.
-5.  Every checkpoint's state, rebuilt op by op, matches the checksum of every op, of every field, and of the state.
+5.  Every checkpoint's state, rebuilt op by op, matches the checksum of every op, of every field, and of the state;
+    packs have no others between their first and last member, and match the checksums of the states at both ends.
 6.  Every snapshot is of a checkpoint that is there, its bytes match their checksums, and it is the state that the
     deltas lead to; every chunk belongs to a snapshot that names it.
 7.  Pins are of checkpoints that are there; the effects' rules (`effect_views.check`).
@@ -18,19 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from agentstore import effect_views, fields, leases, loading, records, snapshots
+from agentstore import effect_views, fields, leases, lines, loading, packs, records, snapshots
 from agentstore.checkpoint import Checkpoint
 from agentstore.engine import keys as key_codec
 from agentstore.engine.api import Reader
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, CorruptionError
 from agentstore.fields import State
-from agentstore.records import CheckpointHeader, Head, ThreadKeys, int_part, shown
+from agentstore.packing import Piece, Single
+from agentstore.packs import Entry
+from agentstore.records import Head, ThreadKeys, int_part, shown
 
 PROBLEMS_MAX: Final = 1000
 """More are not reported: the store needs another look first."""
 
-_PARTS: Final = frozenset("cskpherldvi")
+LOST: Final = -2
+"""In the place of a seq: where the walk stands is not known."""
+
+_PARTS: Final = frozenset("cqskpherldvi")
 """The second parts of the keys of a thread that this version writes."""
 
 
@@ -121,10 +127,10 @@ def _thread(snap: Reader, keys: ThreadKeys, name: str) -> Iterator[str]:
     if raw is None:
         return  # said with the indexes
     head = Head.decode(raw)
-    last = snap.get(keys.checkpoints + int_part(head.seq))
+    last = lines.find(snap, keys.prefix, head.seq, where)
     if last is None:
         yield f"{where}: the head names checkpoint {head.seq}, which is not there"
-    elif CheckpointHeader(last, where).commit_id != head.commit_id:
+    elif last.commit_id != head.commit_id:
         yield f"{where}: the head and checkpoint {head.seq} are not of one commit"
     states = _States(snap, keys, where)
     yield from states.walk(head, name)
@@ -150,41 +156,81 @@ class _States:
         self.sums: dict[int, tuple[bytes, int] | None] = {}
         """(commit id, checksum of the state) by seq; None for a damaged one."""
         self._state: State = {}
-        self._at = loading.NO_PARENT
+        self._at = packs.NO_PARENT
 
     def walk(self, head: Head, name: str) -> Iterator[str]:
         """Every checkpoint: its record, its parent, its state."""
-        low = self._keys.checkpoints
-        for key, raw in self._snap.scan(low, records.end_of(low)):
-            seq = records.seq_of(key, low)
-            where = f"{self._where}, checkpoint {seq}"
-            self.sums[seq] = None
-            if seq >= head.next_seq:
-                yield f"{where}: the head says that the next one is {head.next_seq}"
+        for piece in self._pieces():
+            if isinstance(piece, str):
+                yield piece
+                self._at = LOST
+                continue
+            entries = [piece.entry] if isinstance(piece, Single) else piece.entries()
+            for entry in entries:
+                self.sums[entry.seq] = None
+                if entry.seq >= head.next_seq:
+                    yield f"{self._where}, checkpoint {entry.seq}: the head says that the next one is {head.next_seq}"
             try:
-                Checkpoint.from_record(name, head.uuid, seq, raw, where)
-                header = CheckpointHeader(raw, where)
-                yield from self._step(seq, raw, header, where)
-                self.sums[seq] = (header.commit_id, header.state_sum)
+                yield from self._begin(piece)
+                for entry in entries:
+                    Checkpoint.from_entry(name, head.uuid, entry, self._where)
+                    yield from self._step(entry)
             except CorruptionError as error:
-                self._at = loading.NO_PARENT - 1
+                self._at = LOST
                 yield str(error)
 
-    def _step(self, seq: int, raw: bytes, header: CheckpointHeader, where: str) -> Iterator[str]:
-        parent = loading.parent_of(raw)
-        if parent != loading.NO_PARENT and self.sums.get(parent) is None:
-            yield f"{where}: its parent {parent} is damaged or not there"
-            return
-        if parent != self._at:
-            if parent == loading.NO_PARENT:
-                self._state = {}
-            else:
-                self._state = loading.load(self._snap, self._keys.prefix, parent, self._where).state
-        loading.apply_record(self._state, raw, self._where, seq, check_each=True)
-        self._at = seq
-        if fields.state_sum(self._state) != header.state_sum:
+    def _pieces(self) -> Iterator[Piece | str]:
+        """Records and packs, ascending; a sentence for each that cannot be read."""
+        low = self._keys.checkpoints
+        found: list[tuple[int, int, bytes]] = [
+            (records.seq_of(key, low), 0, raw) for key, raw in self._snap.scan(low, records.end_of(low))
+        ]
+        low = records.packs(self._keys.prefix)
+        for key, raw in self._snap.scan(low, records.end_of(low)):
+            first = packs.PACK.unpack_from(raw)[4] if len(raw) >= packs.PACK.size else records.seq_of(key, low)
+            found.append((first, records.seq_of(key, low), raw))
+        end = -1
+        for first, last, raw in sorted(found):
+            try:
+                piece = (
+                    lines.pack_of(self._snap, last, raw, self._where)
+                    if last
+                    else Single(lines.entry_of(first, raw, self._where), raw)
+                )
+            except CorruptionError as error:
+                yield str(error)
+                continue
+            if first <= end:
+                yield f"{self._where}: checkpoint {first} stands in the range of a pack that ends with {end}"
+            end = max(end, piece.last)
+            yield piece
+
+    def _begin(self, piece: Piece) -> Iterator[str]:
+        """Have the state that a piece is of."""
+        parent = piece.parent
+        if isinstance(piece, Single) and piece.entry.flags & records.FLAG_ROOT:
+            self._state = loading.load(self._snap, self._keys.prefix, piece.first, self._where).state
+        elif parent != packs.NO_PARENT and self.sums.get(parent) is None:
+            self._state = {}
+            yield f"{self._where}, checkpoint {piece.first}: its parent {parent} is damaged or not there"
+        elif parent == packs.NO_PARENT:
+            self._state = {}
+        elif parent != self._at:
+            self._state = loading.load(self._snap, self._keys.prefix, parent, self._where).state
+        self._at = parent
+        if not isinstance(piece, Single) and fields.state_sum(self._state) != piece.before:
+            yield f"{self._where}: the pack {piece.last} is not of the state of its parent {parent}"
+
+    def _step(self, entry: Entry) -> Iterator[str]:
+        where = f"{self._where}, checkpoint {entry.seq}"
+        loading.apply_entry(self._state, entry, self._where, check_each=True)
+        self._at = entry.seq
+        found = fields.state_sum(self._state)
+        self.sums[entry.seq] = (entry.commit_id, found)
+        if entry.state_sum is not None and found != entry.state_sum:
             yield f"{where}: the fields do not match the checksum of the state"
-        if header.flags & records.FLAG_SUMS and records.payload_of(raw, where)[1] != fields.sums_of(self._state):
+        sums = entry.sums()
+        if sums is not None and sums != fields.sums_of(self._state):
             yield f"{where}: its list of all checksums is not that of its state"
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from agentstore.codec import cbor
 from agentstore.errors import CorruptionError, LimitExceeded
-from agentstore.records import CheckpointHeader
+from agentstore.packs import NO_PARENT, Entry
 
 
 class Checkpoint:
@@ -78,23 +78,24 @@ class Checkpoint:
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
 
     @classmethod
-    def from_record(cls, thread_id: str, thread_uuid: bytes, seq: int, raw: bytes, where: str) -> Checkpoint:
-        """The checkpoint of a record. CorruptionError if that is damaged."""
-        header = CheckpointHeader(raw, where)
-        meta = header.meta(raw)
+    def from_entry(cls, thread_id: str, thread_uuid: bytes, entry: Entry, where: str) -> Checkpoint:
+        """The checkpoint of what was read. CorruptionError if its meta part is damaged."""
+        meta = entry.meta
         try:
             step, status, metadata = cbor.decode(meta) if meta else (None, None, None)
         except (CorruptionError, LimitExceeded, ValueError, TypeError) as error:
-            raise CorruptionError(f"{where}: its step, status and metadata are damaged: {error}") from error
+            raise CorruptionError(
+                f"{where}, checkpoint {entry.seq}: its step, status and metadata are damaged: {error}"
+            ) from error
         return cls(
             thread_id,
             thread_uuid,
-            seq,
-            header.parent,
-            header.lsn,
-            header.created_us,
-            header.commit_id,
-            header.reason,
+            entry.seq,
+            None if entry.parent == NO_PARENT else entry.parent,
+            entry.lsn,
+            entry.created_us,
+            entry.commit_id,
+            entry.reason,
             step,
             status,
             metadata or {},

@@ -27,7 +27,9 @@ from agentstore.effect_records import (
 from agentstore.engine import keys
 from agentstore.engine.api import Reader, Tx
 from agentstore.errors import CorruptionError, EffectInDoubt
-from agentstore.records import CheckpointHeader, checkpoints, int_part, shown
+from agentstore.lines import Line
+from agentstore.packs import NO_PARENT
+from agentstore.records import int_part, shown
 
 DecisionId = tuple[bytes, int]
 """Uuid of the thread and seq of the checkpoint where a decision was first confirmed."""
@@ -54,20 +56,14 @@ def decision_at(reader: Reader, prefix: bytes, uuid: bytes, seq: int, name: str)
 
     O(checkpoints since then); of a line without decisions all of it.
     """
-    at: int | None = seq
-    records = checkpoints(prefix)
-    while at is not None:
-        raw = reader.get(records + int_part(at))
-        where = f"thread {shown(name)}, checkpoint {at}"
-        if raw is None:
-            raise CorruptionError(f"{where}: it is missing on the line of checkpoint {seq}; run `agentstore verify`")
-        header = CheckpointHeader(raw, where)
-        if header.reason in DECISION_REASONS:
-            return uuid, at
-        if header.parent is None or header.reason == "fork":
-            return carried_decision(reader, prefix, at)
-        at = header.parent
-    return None
+    line = Line(reader, prefix, f"thread {shown(name)}")
+    while True:
+        entry = line.entry(seq)
+        if entry.reason in DECISION_REASONS:
+            return uuid, seq
+        if entry.parent == NO_PARENT or entry.reason == "fork":
+            return carried_decision(reader, prefix, seq)
+        seq = entry.parent
 
 
 def copy_open(
@@ -127,16 +123,14 @@ def guard_move(tx: Tx, prefix: bytes, uuid: bytes, parent: int, name: str) -> No
 
 def _is_on_line(reader: Reader, prefix: bytes, uuid: bytes, tip: int, identity: Identity) -> bool:
     """Whether the decision of `identity` is an ancestor of checkpoint `tip`, or `tip` itself."""
-    at: int | None = tip
-    records = checkpoints(prefix)
-    while at is not None:
+    line = Line(reader, prefix, "the line of a call's decision")
+    at = tip
+    while True:
         if identity.decision_uuid == uuid and at <= identity.decision_seq:
             return at == identity.decision_seq  # a parent's seq is always smaller than its child's
-        raw = reader.get(records + int_part(at))
-        if raw is None:
+        entry = line.get(at)
+        if entry is None:
             return False
-        header = CheckpointHeader(raw, f"checkpoint {at}")
-        if header.parent is None or header.reason == "fork":
+        if entry.parent == NO_PARENT or entry.reason == "fork":
             return carried_decision(reader, prefix, at) == (identity.decision_uuid, identity.decision_seq)
-        at = header.parent
-    return False
+        at = entry.parent

@@ -183,6 +183,10 @@ def apply(state: State, ops: list[Op]) -> None:
             if kind == OP_APPEND:
                 _, _, body, crc, count = op
                 field = state[name]
+                if crc is None:
+                    # Of a pack: what was compared with its checksum before, and the number of its items.
+                    crc = extend(field.crc, body)
+                    count += field.count
                 if count < field.count or field.count == NO_COUNT:
                     raise CorruptionError(f"an append does not fit the field {name!r}")
                 if field.parts is not None:
@@ -193,6 +197,8 @@ def apply(state: State, ops: list[Op]) -> None:
                 field.known_digest = None
             elif kind == OP_SET:
                 _, _, body, crc, count = op
+                if crc is None:
+                    crc = extend(0, body)
                 if name in state:
                     field = state[name]
                     field.parts = [body]

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from agentstore import clock, deltas, fields, loading, records
+from agentstore import clock, deltas, fields, lines, loading, records
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
 from agentstore.deltas import Plan
 from agentstore.engine.api import Confirmed, Reader, Tx
 from agentstore.errors import CheckpointNotFound, CorruptionError, StaleThread, ThreadGone, ThreadNotFound
 from agentstore.fields import State
-from agentstore.records import FLAG_SUMS, REASON_CODES, Head, ThreadKeys, int_part, shown
-from agentstore.snapshots import DELTA_BYTES_MIN, DELTAS_MIN, is_due
+from agentstore.packing import PACK_MEMBERS
+from agentstore.records import FLAG_SUMS, REASON_CODES, Head, ThreadKeys, shown
+from agentstore.snapshots import is_due
 from agentstore.staging import Guard, Staged, encode_meta, written_nothing
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 """A handle keeps the encoded bytes of a field up to this size, in bytes, so that the next difference reads nothing."""
 
 ASK_EVERY: Final = 16
-"""After so many more checkpoints the handle looks again whether a snapshot is due."""
+"""After so many more checkpoints the handle looks again whether packs or a snapshot are due."""
 
 SUMS_EVERY: Final = 16
 """Every so many checkpoints one has the checksums of all fields (of states with very many fields: fewer do)."""
@@ -54,8 +55,8 @@ class Position:
         self._sum = 0
         self._size = 0
         self._since_sums = 0
-        self._since_snapshot = self._since_bytes = 0
-        self._ask_at = DELTAS_MIN
+        self._cost = loading.Cost()  # of what stands between the newest snapshot and here, if all lines were one
+        self._unpacked = 0
         self._has_large = False  # bytes of fields above the limit are in memory until the next commit
         self._token: int | None = None  # of the lease that this handle holds
         self._pending: Staged | None = None  # written in a transaction whose outcome is not known yet
@@ -120,7 +121,7 @@ class Position:
             parent=self._seq if parent is None else parent,
             state_sum=plan.sum_after(before, base),
             created_us=clock.current().wall_ns() // 1000,
-            commit_id=self._store._random_bytes(8),
+            commit_id=self._store._commit_id(),
             flags=flags | zipped,
             reason=reason,
             meta=(step, status, kept),
@@ -164,7 +165,7 @@ class Position:
             self._read_bodies(base, parent)
             return base[name].body()
 
-        return base, found.header.state_sum, fetch
+        return base, fields.state_sum(base), fetch
 
     def _fetch(self, name: str) -> bytes:
         assert self._seq is not None
@@ -220,20 +221,27 @@ class Position:
         self._head_token = staged.written_token
         self._checkpoint = checkpoint
         self._since_sums = 0 if staged.flags & FLAG_SUMS else self._since_sums + 1
-        self._since_snapshot += 1
-        self._since_bytes += len(staged.body)
-        if self._since_snapshot >= self._ask_at or self._since_bytes >= DELTA_BYTES_MIN:
-            self._ask_for_snapshot()
+        cost = self._cost
+        cost.deltas += 1
+        cost.content_bytes += len(staged.body)
+        self._unpacked += 1
+        if self._unpacked % ASK_EVERY == 1:
+            self._look_after()
 
-    def _ask_for_snapshot(self) -> None:
-        """Have a snapshot taken if loading has become too expensive."""
-        self._ask_at = max(DELTAS_MIN, self._since_snapshot + ASK_EVERY)
-        if self._keys is None or self._seq is None or self._store.readonly:
+    def _look_after(self) -> None:
+        """Have packs made, and a snapshot taken if loading has become too expensive."""
+        keys = self._keys
+        if keys is None or self._seq is None or self._store.readonly:
             return
-        if is_due(self._since_snapshot, self._since_bytes, self._size):
-            self._since_snapshot = self._since_bytes = 0
-            self._ask_at = DELTAS_MIN
-            self._store._snapshots.ask(self._keys.number, self._seq, self._commit_id)
+        upkeep = self._store._upkeep
+        if self._unpacked == 1:
+            upkeep.wrote(keys.number)
+        elif self._unpacked > PACK_MEMBERS:
+            self._unpacked = 1
+            upkeep.want_packs(keys.number)
+        if is_due(self._cost, self._size):
+            self._cost = loading.Cost()
+            upkeep.want_snapshot(keys.number, self._seq, self._commit_id)
 
     def _settle(self) -> None:
         """Find out what became of a commit that was interrupted, by a transaction: that finishes what others left."""
@@ -298,7 +306,7 @@ class Position:
             keys, raw, head = found
             self._stand(keys, raw, head, loading.load_sums(snap, keys.prefix, head.seq, self._where))
             # What a load would read, nearly: branches are counted as if they were one line.
-            self._since_snapshot = head.seq - loading.snapshot_before(snap, keys.prefix, head.seq + 1)[0]
+            self._cost.deltas = head.seq - loading.snapshot_before(snap, keys.prefix, head.seq + 1)[0]
         self._opened = True
 
     def _stand(self, keys: ThreadKeys, raw: bytes, head: Head, found: loading.Loaded) -> None:
@@ -313,24 +321,21 @@ class Position:
         self._opened = True
         self._stale = False
         self._pending = None
-        if found.header.commit_id != head.commit_id:
+        if found.entry.commit_id != head.commit_id:
             raise CorruptionError(f"{self._where}: the head record and checkpoint {head.seq} are not of one commit")
         self._state = found.state
-        self._sum = found.header.state_sum
+        self._sum = fields.state_sum(found.state)
         self._size = sum([field.size for field in found.state.values()])
         self._since_sums = found.since_sums
-        self._since_snapshot, self._since_bytes = found.deltas, found.delta_bytes
-        where = f"{self._where}, checkpoint {head.seq}"
-        self._checkpoint = Checkpoint.from_record(self.id, self._uuid, head.seq, found.raw, where)
+        self._cost = found.cost
+        self._checkpoint = Checkpoint.from_entry(self.id, self._uuid, found.entry, self._where)
 
     def _landed(self, reader: Reader, keys: ThreadKeys, pending: Staged) -> Checkpoint | None:
         """The checkpoint of an interrupted commit, if it was written."""
-        raw = reader.get(keys.checkpoints + int_part(pending.seq))
-        if raw is None:
+        entry = lines.find(reader, keys.prefix, pending.seq, self._where)
+        if entry is None or entry.commit_id != pending.commit_id:
             return None
-        where = f"{self._where}, checkpoint {pending.seq}"
-        found = Checkpoint.from_record(self.id, self._uuid, pending.seq, raw, where)
-        return found if found.commit_id == pending.commit_id else None
+        return Checkpoint.from_entry(self.id, self._uuid, entry, self._where)
 
     def _load_at(self, at: int) -> loading.Loaded:
         if at.__class__ is not int or at < 0:

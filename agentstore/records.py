@@ -4,6 +4,7 @@ All keys begin with a thread's number N, or with a word for what belongs to no t
 
     N "h"            head            HEAD: who the thread is, where its head is, who may write it
     N "c" seq        checkpoint      CHECKPOINT, then meta and payload (below)
+    N "q" seq        pack            checkpoints that follow each other, by the seq of the last one (see packs.py)
     N "s" seq        snapshot        SNAPSHOT, then its fields (see snapshots.py)
     N "k" seq i      chunk           a piece of a snapshot's field: one flag byte, then the bytes
     N "p" seq        pin             the note, UTF-8
@@ -11,6 +12,7 @@ All keys begin with a thread's number N, or with a word for what belongs to no t
     "n" name         name index      NAME, then the name; a long name's key is its first bytes and a hash
     "t" N            creation index  the name, UTF-8
     "g" N            gone            empty: a deleted thread whose records are still being removed
+    "z" id           dictionary      see dictionaries.py
     "m" "threads"    counters        COUNTERS
 
 A checkpoint's payload is the CBOR array ``[ops]`` or ``[ops, sums]``, one zstd frame when that is smaller.
@@ -81,6 +83,8 @@ OP_SET, OP_DELETE, OP_APPEND, OP_SPLICE, OP_PATCH, OP_ORDER = 1, 2, 3, 4, 5, 6
 CHECKPOINT = struct.Struct("<BBBBIQQQ8sI")
 FLAG_ZSTD = 1
 FLAG_SUMS = 2
+FLAG_ROOT = 4
+"""Its whole state stands in the snapshot of the same seq: those that it was made of are gone."""
 assert CHECKPOINT.size == 44
 
 # version, 0, uuid, head seq, next seq, fencing token, commit id of the head
@@ -101,6 +105,7 @@ GONE = keys.encode("g")
 COUNTERS_KEY = keys.encode("m", "threads")
 
 _CHECKPOINTS = keys.encode("c")
+_PACKS = keys.encode("q")
 _SNAPSHOTS = keys.encode("s")
 _CHUNKS = keys.encode("k")
 _PINS = keys.encode("p")
@@ -278,6 +283,11 @@ def head_key(prefix: bytes) -> bytes:
 def checkpoints(prefix: bytes) -> bytes:
     """The prefix of a thread's checkpoint keys; `int_part` of the seq completes it."""
     return prefix + _CHECKPOINTS
+
+
+def packs(prefix: bytes) -> bytes:
+    """The prefix of a thread's pack keys; `int_part` of the last member's seq completes it."""
+    return prefix + _PACKS
 
 
 def snapshots(prefix: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Snapshots: whole states kept to make loading fast, always rebuildable from the deltas.
+"""Snapshots: whole states kept to make loading fast, rebuildable from the deltas unless retention took those away.
 
 Record "s", seq: `records.SNAPSHOT`, then (one zstd frame where that is smaller) the CBOR array of
 
@@ -6,103 +6,79 @@ Record "s", seq: `records.SNAPSHOT`, then (one zstd frame where that is smaller)
 
 for every field in order: its body is the chunks named there, one after the other, then `rest`. A chunk, "k" seq index,
 is the bytes, or with flag 1 a zstd frame of them. It is written with the first snapshot that has it, and later
-ones name it again for as long as their field only grew: a snapshot costs what changed since the one before, so there
-can be one every `DELTAS_MAX` deltas without the store growing with its square. (Whole states in every snapshot were
-the alternative: then either loading is slow or the snapshots outgrow the deltas.)
+ones name it again for as long as their field only grew: a snapshot costs what changed since the one before. (Whole
+states in every snapshot were the alternative: then either loading is slow or the snapshots outgrow the deltas.)
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from agentstore import fields, loading, records
+from agentstore import fields, lines, loading, records
 from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
-from agentstore.errors import AgentStoreError, CorruptionError, ReadOnlyStore
+from agentstore.errors import AgentStoreError, CorruptionError
 from agentstore.fields import Chunk, State
-from agentstore.records import FLAG_ZSTD, SNAPSHOT, VERSION, CheckpointHeader, ThreadKeys, int_part
+from agentstore.loading import Cost
+from agentstore.packing import PACK_MEMBERS
+from agentstore.records import FLAG_ROOT, FLAG_ZSTD, SNAPSHOT, VERSION, ThreadKeys, int_part
 
 if TYPE_CHECKING:
     from agentstore.engine.embedded import EmbeddedEngine
 
 logger = logging.getLogger("agentstore")
 
-DELTAS_MIN: Final = 64
-"""Below this many deltas since the last snapshot loading is fast enough anyway …"""
-DELTA_BYTES_MIN: Final = 1024 * 1024
-"""… unless they have this many bytes."""
-DELTAS_MAX: Final = 256
-"""So many deltas are read at most, whatever the state's size: about 3 ms."""
+LOAD_US_MIN: Final = 2000
+"""What stands between a snapshot and a checkpoint may cost so much, whatever the state's size: in microseconds."""
 
-# Measured: reading, inflating and applying a delta; decoding and inflating bytes.
+# Measured on transcripts: reading, inflating and applying a delta of its own, a pack of 64; inflating; decoding.
 _DELTA_US: Final = 10
-_BYTES_PER_US: Final = 300
+_PACK_US: Final = 60
+_INFLATED_PER_US: Final = 500
+_DECODED_PER_US: Final = 300
 
 CHUNK_BYTES_MIN: Final = 16 * 1024
 """A rest shorter than this stays in the snapshot's record."""
 CHUNK_BYTES_MAX: Final = 64 * 1024
 """Below the size, 128 KiB, from which malloc fetches fresh pages for each value: those cost more than to copy it."""
-CHUNK_RATIO_MIN: Final = 8
-"""A chunk is compressed only where that makes it so much smaller. To inflate ordinary text, which zstd makes four times
-smaller, takes as long as to decode it, and would be half of every load; what is eight times smaller inflates fast."""
 
 DENSE_SNAPSHOTS: Final = 8
 """The newest ones are not thinned."""
+GAP_MIN: Final = 1024
+"""Between two snapshots there are at least so many checkpoints, but for the newest."""
 THIN_EVERY: Final = 16
 """Thinning looks at a thread after every so many of its snapshots."""
 
 
-def is_due(count: int, delta_bytes: int, state_bytes: int) -> bool:
-    """Whether loading costs more than about twice reading the state itself.
+def is_due(cost: Cost, state_bytes: int) -> bool:
+    """Whether loading costs more than about twice reading the state itself, and not little.
 
-    >>> is_due(63, 10_000, 2_000), is_due(64, 10_000, 2_000)
+    So a thread that only appends gets none, ever: its packs hold each byte once, and are read as fast as a
+    snapshot would be. It is what was set again and again, or taken out, that makes deltas outweigh their state.
+
+    >>> is_due(Cost(deltas=500), 2_000), is_due(Cost(deltas=5_000), 2_000)
     (False, True)
-    >>> is_due(64, 10_000, 6_000_000), is_due(256, 40_000, 6_000_000)
-    (False, True)
+    >>> is_due(Cost(deltas=10_000, content_bytes=6_000_000), 6_000_000)
+    False
     """
-    if count < DELTAS_MIN and delta_bytes < DELTA_BYTES_MIN:
-        return False
-    return count >= DELTAS_MAX or _delta_cost_us(count, delta_bytes) > state_bytes / _BYTES_PER_US
+    between = cost_us(cost)
+    return between >= LOAD_US_MIN and between + state_bytes / _DECODED_PER_US > 2 * _state_us(state_bytes)
 
 
-def _delta_cost_us(count: int, delta_bytes: int) -> float:
-    return count * _DELTA_US + delta_bytes / _BYTES_PER_US
+def cost_us(cost: Cost) -> float:
+    """What it takes to read what stands between a snapshot and a checkpoint, in microseconds.
+
+    Deltas beyond the newest two packs' worth are counted as if they were packed: soon they are.
+    """
+    alone = min(cost.deltas, 2 * PACK_MEMBERS)
+    in_packs = cost.packs + (cost.deltas - alone) / PACK_MEMBERS
+    return alone * _DELTA_US + in_packs * _PACK_US + cost.content_bytes / _INFLATED_PER_US
 
 
-class Snapshots:
-    """Takes and thins the snapshots of one engine's threads, in the background where it has one. Thread-safe."""
-
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._asked: dict[int, tuple[int, bytes]] = {}
-
-    def ask(self, number: int, seq: int, commit_id: bytes) -> None:
-        """Have a snapshot of this checkpoint taken, now or soon. Errors are logged: nothing depends on a snapshot."""
-        with self._lock:
-            self._asked[number] = (seq, commit_id)
-        if self._engine.has_background:
-            self._engine.poke()
-        else:
-            self.run()
-
-    def run(self) -> bool:
-        """Take one snapshot that was asked for; whether there was one."""
-        with self._lock:
-            if not self._asked:
-                return False
-            number = next(iter(self._asked))
-            seq, commit_id = self._asked.pop(number)
-        try:
-            if take(self._engine, number, seq, commit_id):
-                thin(self._engine, number)
-        except ReadOnlyStore:
-            pass
-        except AgentStoreError as error:
-            logger.warning("no snapshot of thread number %d at checkpoint %d: %s", number, seq, error)
-        return True
+def _state_us(state_bytes: int) -> float:
+    """What it takes to read a state from a snapshot, in microseconds."""
+    return state_bytes / _INFLATED_PER_US + state_bytes / _DECODED_PER_US
 
 
 # --- taking --------------------------------------------------------------------------
@@ -121,15 +97,17 @@ def take(engine: EmbeddedEngine, number: int, seq: int, commit_id: bytes) -> boo
         if not _is_there(snap, keys, seq, commit_id) or snap.get(snapshot_key) is not None:
             return False
         loaded = loading.load(snap, keys.prefix, seq, where, check_each=True)
-        if fields.state_sum(loaded.state) != loaded.header.state_sum:
+        if loaded.state_sum is None:
+            loaded.state_sum = fields.state_sum(loaded.state)
+        elif fields.state_sum(loaded.state) != loaded.state_sum:
             raise CorruptionError(f"{where}, checkpoint {seq}: the fields do not match the checksum of the state")
         divided, chunks = _divide(loaded.state, seq)
     flag, blob = records.squeeze(records.pack(divided))
-    record = SNAPSHOT.pack(VERSION, flag, commit_id, loaded.header.state_sum) + blob
+    assert loaded.state_sum is not None
+    record = SNAPSHOT.pack(VERSION, flag, commit_id, loaded.state_sum) + blob
     written = len(record) + sum([len(data) for data in chunks])
     state_bytes = sum([field.size for field in loaded.state.values()])
-    cost = _delta_cost_us(loaded.deltas, loaded.delta_bytes)
-    if written > 2 * loaded.delta_bytes and cost <= state_bytes / _BYTES_PER_US:
+    if written > 2 * loaded.cost.stored_bytes and not is_due(loaded.cost, state_bytes):
         # A large state of which little is shared: wait until the deltas weigh as much.
         return False
     chunk_keys = records.chunks(keys.prefix) + int_part(seq)
@@ -153,11 +131,8 @@ def take(engine: EmbeddedEngine, number: int, seq: int, commit_id: bytes) -> boo
 
 def _is_there(reader: Reader, keys: ThreadKeys, seq: int, commit_id: bytes) -> bool:
     """Whether the thread exists and has this very checkpoint."""
-    raw = reader.get(keys.checkpoints + int_part(seq))
-    if raw is None or reader.get(keys.head) is None:
-        return False
-    header = CheckpointHeader(raw, f"thread number {keys.number}, checkpoint {seq}")
-    return header.commit_id == commit_id
+    entry = lines.find(reader, keys.prefix, seq, f"thread number {keys.number}")
+    return entry is not None and entry.commit_id == commit_id and reader.get(keys.head) is not None
 
 
 def _divide(state: State, seq: int) -> tuple[list[Any], list[bytes]]:
@@ -181,10 +156,8 @@ def _divide(state: State, seq: int) -> tuple[list[Any], list[bytes]]:
 
 def _stored_chunk(piece: bytes) -> tuple[int, bytes]:
     """(flag, bytes) of a chunk as it is stored."""
-    sample = piece[:CHUNK_BYTES_MIN]
-    if CHUNK_RATIO_MIN * len(zstd.compress(sample, 1)) > len(sample):
-        return 0, piece
-    return FLAG_ZSTD, zstd.compress(piece)
+    frame = zstd.compress(piece)
+    return (FLAG_ZSTD, frame) if len(frame) < len(piece) else (0, piece)
 
 
 # --- thinning ------------------------------------------------------------------------
@@ -209,8 +182,8 @@ def thin(engine: EmbeddedEngine, number: int) -> int:
 def to_drop(seqs: list[int]) -> list[int]:
     """Which of a thread's snapshots (ascending) can go.
 
-    >>> to_drop(list(range(0, 5120, 256)))
-    [256, 768, 1280, 1792, 2304, 2816]
+    >>> to_drop(list(range(0, 10240, 512)))
+    [512, 1536, 2560, 3584, 4608, 5632]
     """
     found: list[int] = []
     if len(seqs) <= DENSE_SNAPSHOTS:
@@ -219,7 +192,7 @@ def to_drop(seqs: list[int]) -> list[int]:
     before = seqs[0]
     for index in range(1, len(seqs) - DENSE_SNAPSHOTS):
         seq = seqs[index]
-        if seqs[index + 1] - before <= max(2 * DELTAS_MAX, (newest - seq) // 10):
+        if seqs[index + 1] - before <= max(GAP_MIN, (newest - seq) // 10):
             found.append(seq)
         else:
             before = seq
@@ -236,7 +209,8 @@ def drop(engine: EmbeddedEngine, number: int, seq: int) -> bool:
     key = records.snapshots(keys.prefix) + int_part(seq)
     with engine.read() as snap:
         raw = snap.get(key)
-        if raw is None:
+        entry = lines.find(snap, keys.prefix, seq, where)
+        if raw is None or (entry is not None and entry.flags & FLAG_ROOT):
             return False
         try:
             rebuilt = loading.load(snap, keys.prefix, seq, where, without=seq)

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
@@ -13,8 +14,8 @@ from agentstore import checking, deleting, records
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.once import NOT_GIVEN, once
-from agentstore.snapshots import Snapshots
 from agentstore.thread import Thread
+from agentstore.upkeep import Upkeep
 
 T = TypeVar("T")
 
@@ -39,10 +40,11 @@ class Store:
         """Use `Store.open`."""
         self._engine = engine
         self._closed = False
-        # Commit ids and uuids are compared, never guessed at by anybody: they must differ, not be secret. One call of
-        # the system for each would cost 2 µs of every commit.
+        # Uuids and commit ids are compared, never guessed at by anybody: they must differ, not be secret. Commit ids
+        # count up from a random number, since a pack of consecutive ones takes no room.
         self._random = random.Random(os.urandom(32))
-        self._snapshots = _shared_snapshots(engine)
+        self._commit_ids = count(self._random.getrandbits(64))
+        self._upkeep = _shared_upkeep(engine)
 
     @classmethod
     def open(
@@ -87,7 +89,7 @@ class Store:
             if self._closed:
                 return
             self._closed = True
-        _release_snapshots(self._engine)
+        _release_upkeep(self._engine)
         self._engine.close()
 
     def __enter__(self) -> Store:
@@ -103,6 +105,9 @@ class Store:
 
     def _random_bytes(self, size: int) -> bytes:
         return self._random.getrandbits(8 * size).to_bytes(size, "big")
+
+    def _commit_id(self) -> bytes:
+        return (next(self._commit_ids) & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "big")
 
     # --- threads -----------------------------------------------------------------------
 
@@ -283,7 +288,7 @@ def _first(found: Iterator[str], limit: int | None) -> Iterator[str]:
         yield name
 
 
-# --- one snapshot taker for each engine: stores that share the engine share it ------------
+# --- one upkeep for each engine: stores that share the engine share it ------------------
 
 _registry_lock = threading.Lock()
 
@@ -294,31 +299,27 @@ def _new_lock_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_new_lock_in_child)
-_registry: dict[EmbeddedEngine, tuple[Snapshots, Callable[[], bool], int]] = {}
+_registry: dict[EmbeddedEngine, tuple[Upkeep, int]] = {}
 
 
-def _shared_snapshots(engine: EmbeddedEngine) -> Snapshots:
+def _shared_upkeep(engine: EmbeddedEngine) -> Upkeep:
     with _registry_lock:
-        known = _registry.get(engine)
-        if known is None:
-            snapshots = Snapshots(engine)
-            gone = deleting.Sweeper(engine)
-
-            def job() -> bool:
-                return snapshots.run() or gone.run()
-
+        upkeep, users = _registry.get(engine, (None, 0))
+        if upkeep is None:
+            upkeep = Upkeep(engine)
             if not engine.readonly:
-                engine.on_background(job)
-            known = (snapshots, job, 0)
-        _registry[engine] = (known[0], known[1], known[2] + 1)
-        return known[0]
+                engine.on_background(upkeep.run)
+        _registry[engine] = (upkeep, users + 1)
+        return upkeep
 
 
-def _release_snapshots(engine: EmbeddedEngine) -> None:
+def _release_upkeep(engine: EmbeddedEngine) -> None:
+    """The last one off the engine packs what is left."""
     with _registry_lock:
-        snapshots, job, users = _registry[engine]
+        upkeep, users = _registry[engine]
         if users > 1:
-            _registry[engine] = (snapshots, job, users - 1)
+            _registry[engine] = (upkeep, users - 1)
             return
         del _registry[engine]
-    engine.off_background(job)
+    engine.off_background(upkeep.run)
+    upkeep.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from agentstore import deleting, deltas, fields, loading, records
+from agentstore import deleting, deltas, fields, lines, loading, records
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
@@ -141,7 +142,7 @@ class Thread(Position):
         self._stand(keys, raw, head, loaded)
         state = fields.decode(loaded.state)
         fields.forget_large(loaded.state, BODY_BYTES_MAX)
-        self._ask_for_snapshot()
+        self._look_after()
         return state
 
     # --- looking -----------------------------------------------------------------------
@@ -200,15 +201,12 @@ class Thread(Position):
             if found is None:
                 return []
             keys, _, head = found
-            low = keys.checkpoints
-            high = records.end_of(low) if before is None else low + int_part(max(0, before))
-            raws: list[tuple[int, bytes]] = []
-            for key, raw in snap.scan(low, high, reverse=True):
-                raws.append((records.seq_of(key, low), raw))
-                if len(raws) == limit:
-                    break
-        where = self._where
-        return [Checkpoint.from_record(self.id, head.uuid, seq, raw, f"{where}, checkpoint {seq}") for seq, raw in raws]
+            found_ones = lines.descending(
+                snap, keys.prefix, head.next_seq if before is None else max(0, before), self._where
+            )
+            return [
+                Checkpoint.from_entry(self.id, head.uuid, entry, self._where) for entry in islice(found_ones, limit)
+            ]
 
     def checkpoint(self, seq: int) -> Checkpoint:
         """The checkpoint with this number. `CheckpointNotFound`, `ThreadNotFound`, `ThreadGone`. O(1).
@@ -222,10 +220,10 @@ class Thread(Position):
         """
         with self._store._engine.read() as snap:
             keys, _, head = self._found(snap)
-            raw = snap.get(keys.checkpoints + int_part(seq)) if seq.__class__ is int and seq >= 0 else None
-        if raw is None:
+            entry = lines.find(snap, keys.prefix, seq, self._where) if seq.__class__ is int and seq >= 0 else None
+        if entry is None:
             raise CheckpointNotFound(f"{self._where}: there is no checkpoint {seq!r}")
-        return Checkpoint.from_record(self.id, head.uuid, seq, raw, f"{self._where}, checkpoint {seq}")
+        return Checkpoint.from_entry(self.id, head.uuid, entry, self._where)
 
     # --- shaping -----------------------------------------------------------------------
 
@@ -258,7 +256,7 @@ class Thread(Position):
             target._open_from(snap)
         if target._seq is not None:
             raise ThreadExists(f"{target._where} exists already; fork into a new id, or delete it first")
-        origin = Checkpoint.from_record(self.id, head.uuid, seq, loaded.raw, f"{self._where}, checkpoint {seq}")
+        origin = Checkpoint.from_entry(self.id, head.uuid, loaded.entry, self._where)
         staged = target._finish_staging(
             target._state,
             target._sum,
@@ -309,7 +307,7 @@ class Thread(Position):
             if (
                 seq.__class__ is not int
                 or not 0 <= seq < head.next_seq
-                or tx.get(keys.checkpoints + int_part(seq)) is None
+                or lines.find(tx, keys.prefix, seq, self._where) is None
             ):
                 raise CheckpointNotFound(f"{self._where}: there is no checkpoint {seq!r} to pin")
             tx.put(records.pins(keys.prefix) + int_part(seq), data)

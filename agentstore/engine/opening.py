@@ -37,6 +37,7 @@ from agentstore.engine.lmdbfile import MAP_BYTES, damage_of, translate_lmdb
 from agentstore.engine.log import LogReader, batches, chain
 from agentstore.engine.parts import BASE, BASE_NEW, CONTROL, FORMAT, LOCK, OWN_NAMES, TAIL, WAL, Parts
 from agentstore.engine.segments import Segments
+from agentstore.engine.shrink import shrink
 from agentstore.engine.tail import Tail, TailPosition
 from agentstore.errors import (
     AgentStoreError,
@@ -217,6 +218,8 @@ class Opening:
             # So that a second power cut does not silence what this page knows of damage.
             control.sync()
             control.words[READY] = 0
+            for stray in (BASE_NEW, BASE_NEW + "-lock"):
+                self._files.remove(self._name(stray))  # a copy that was never swapped in
             self._check_base(control)
             return self._replay(control, uuid)
         finally:
@@ -398,22 +401,43 @@ def _open_frozen(files: Files, path: str) -> tuple[Base, bytes]:
     return base, uuid
 
 
-def close_store(files: Files, lock: int, path: str, uuid: bytes) -> None:
-    """Let go of the lock; whoever is alone then leaves an empty log behind, if it is one, else all for recovery."""
+def close_store(files: Files, lock: int, path: str, uuid: bytes, *, shrink_always: bool = False) -> bool:
+    """Let go of the lock; whoever is alone then leaves an empty log behind, if it is one, else all for recovery.
+
+    And gives free pages of base back where they are many, or with `shrink_always`. Whether it could be alone.
+    """
     try:
         files.unlock(lock)
-        if files.lock(lock, wait=False):
-            _clear(files, path, uuid)
+        if not files.lock(lock, wait=False):
+            return False
+        if _clear(files, path, uuid):
+            _shrink(files, path, always=shrink_always)
+        return True
     except (AgentStoreError, OSError, lmdb.Error) as error:
         # Everything confirmed is in the log: the next open replays it, or says what is wrong.
-        logger.warning("the store %s was closed without clearing its log: %s", path, error)
+        logger.warning("the store %s was closed, but not tidied up: %s", path, error)
+        return False
     finally:
         files.close(lock)
 
 
-def _clear(files: Files, path: str, uuid: bytes) -> None:
+def _shrink(files: Files, path: str, *, always: bool) -> None:
+    base = os.path.join(path, BASE)
+    try:
+        if shrink(files, base, os.path.join(path, BASE_NEW), always=always):
+            control = Control(files, os.path.join(path, CONTROL))
+            try:
+                control.words[BASE_INODE] = files.path_identity(base)[1]
+            finally:
+                control.close()
+    finally:
+        files.remove(base + "-lock")
+
+
+def _clear(files: Files, path: str, uuid: bytes) -> bool:
+    """Remove the log, if base has all of it; whether it has."""
     if not files.exists(os.path.join(path, FORMAT)):
-        return  # the directory was removed while it was open
+        return False  # the directory was removed while it was open
     control = Control(files, os.path.join(path, CONTROL))
     words = control.words
     segments = Segments(files, os.path.join(path, WAL), uuid)
@@ -421,17 +445,18 @@ def _clear(files: Files, path: str, uuid: bytes) -> None:
     try:
         words[READY] = 0
         if words[FAILED] or words[BOOT] != boot_word():
-            return
+            return False
         base = Base(files, os.path.join(path, BASE))
         position = base.position()
         reader = LogReader(segments, chain(segments.headers(), position), position, durable_lsn=words[DURABLE_LSN])
         for _ in reader:
-            return  # somebody committed after our fold: recovery will replay it
+            return False  # somebody committed after our fold: recovery will replay it
         segments.remove_all()
         base.close()
         for name in (TAIL, TAIL + "-lock", BASE + "-lock"):
             files.remove(os.path.join(path, name))
         base = None
+        return True
     finally:
         if base is not None:
             base.close()

@@ -1,0 +1,166 @@
+"""The checkpoints of a thread as they stand in the store, alone or in packs: found, listed, and walked along a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentstore import dictionaries, records
+from agentstore.codec import zstd
+from agentstore.engine.api import Reader
+from agentstore.errors import CorruptionError
+from agentstore.fields import Op
+from agentstore.packs import NO_PARENT, PACK, Entry, Pack
+from agentstore.records import CheckpointHeader, int_part
+
+
+def entry_of(seq: int, raw: bytes, where: str) -> Entry:
+    """The entry of a checkpoint's own record. CorruptionError if that is damaged."""
+    header = CheckpointHeader(raw, f"{where}, checkpoint {seq}")
+
+    def ops() -> tuple[list[Op], list[Any] | None]:
+        payload = records.payload_of(raw, f"{where}, checkpoint {seq}")
+        return payload[0], payload[1] if len(payload) > 1 else None
+
+    return Entry(
+        seq,
+        NO_PARENT if header.parent is None else header.parent,
+        header.reason,
+        header.created_us,
+        header.lsn,
+        header.commit_id,
+        header.state_sum,
+        header.meta(raw),
+        header.flags,
+        len(raw),
+        ops,
+    )
+
+
+def dictionaries_of(reader: Reader) -> zstd.Lookup:
+    """Finds the dictionaries that packs were made with."""
+
+    return lambda number: dictionaries.find(reader, number)
+
+
+def pack_of(reader: Reader, seq: int, raw: bytes, where: str) -> Pack:
+    """The pack that ends with `seq`, inflated."""
+    return Pack(raw, seq, where, dictionaries_of(reader))
+
+
+def find_pack(reader: Reader, prefix: bytes, seq: int, where: str) -> Pack | None:
+    """The pack whose range of seqs has `seq` in it, inflated. O(its size)."""
+    low = records.packs(prefix)
+    for key, raw in reader.scan(low + int_part(seq), records.end_of(low)):
+        if len(raw) >= PACK.size and PACK.unpack_from(raw)[4] > seq:
+            return None
+        return pack_of(reader, records.seq_of(key, low), raw, where)
+    return None
+
+
+def find(reader: Reader, prefix: bytes, seq: int, where: str) -> Entry | None:
+    """The checkpoint with this seq; None if there is none (any more). O(1), or O(size of its pack)."""
+    raw = reader.get(records.checkpoints(prefix) + int_part(seq))
+    if raw is not None:
+        return entry_of(seq, raw, where)
+    pack = find_pack(reader, prefix, seq, where)
+    at = None if pack is None else pack.index(seq)
+    return None if pack is None or at is None else pack.entries()[at]
+
+
+def descending(reader: Reader, prefix: bytes, below: int, where: str) -> Iterator[Entry]:
+    """All checkpoints with a seq below `below`, newest first. Lazy; O(checkpoints read)."""
+    low = records.checkpoints(prefix)
+    singles = reader.scan(low, low + int_part(below), reverse=True)
+    single = next(singles, None)
+    for pack in _packs_descending(reader, prefix, below, where):
+        while single is not None and records.seq_of(single[0], low) > pack.last:
+            yield entry_of(records.seq_of(single[0], low), single[1], where)
+            single = next(singles, None)
+        yield from (entry for entry in reversed(pack.entries()) if entry.seq < below)
+    while single is not None:
+        yield entry_of(records.seq_of(single[0], low), single[1], where)
+        single = next(singles, None)
+
+
+def _packs_descending(reader: Reader, prefix: bytes, below: int, where: str) -> Iterator[Pack]:
+    low = records.packs(prefix)
+    across = find_pack(reader, prefix, below, where)
+    if across is not None:
+        yield across
+    for key, raw in reader.scan(low, low + int_part(below), reverse=True):
+        yield pack_of(reader, records.seq_of(key, low), raw, where)
+
+
+class Line:
+    """Walks from a checkpoint to its ancestors, reading ahead where the line is straight. One thread, one snapshot."""
+
+    def __init__(self, reader: Reader, prefix: bytes, where: str) -> None:
+        self._reader = reader
+        self._prefix = prefix
+        self._checkpoints = records.checkpoints(prefix)
+        self._where = where
+        self._ahead: dict[int, bytes] = {}
+        self._packs: list[tuple[int, int, bytes]] = []
+        self._pack: Pack | None = None
+        self._entries: list[Entry] = []
+
+    def read_ahead(self, low: int, high: int) -> None:
+        """Read what there is from `low` to `high` in two scans: most lines are straight."""
+        prefix = self._checkpoints
+        at = len(prefix) + 1
+        for key, raw in self._reader.scan(prefix + int_part(low), prefix + int_part(high + 1)):
+            self._ahead[int.from_bytes(key[at:], "big")] = raw
+        packs = records.packs(self._prefix)
+        for key, raw in self._reader.scan(packs + int_part(low), records.end_of(packs)):
+            if len(raw) < PACK.size or (first := PACK.unpack_from(raw)[4]) > high:
+                break
+            self._packs.append((first, records.seq_of(key, packs), raw))
+
+    def pack(self, seq: int) -> Pack | None:
+        """The pack that has `seq`; None if the checkpoint has a record of its own, or is not there."""
+        known = self._pack
+        if known is not None and known.first <= seq <= known.last:
+            return known
+        if seq in self._ahead:
+            return None
+        found: Pack | None = None
+        while self._packs and found is None:
+            first, last, raw = self._packs[-1]
+            if first > seq:
+                self._packs.pop()
+            elif seq <= last:
+                self._packs.pop()
+                found = pack_of(self._reader, last, raw, self._where)
+            else:
+                break
+        if found is None:
+            if self._reader.get(self._checkpoints + int_part(seq)) is not None:
+                return None
+            found = find_pack(self._reader, self._prefix, seq, self._where)
+        self._pack, self._entries = found, []
+        return found
+
+    def entry(self, seq: int) -> Entry:
+        """The checkpoint `seq`; CorruptionError if it is not there: a line has no gaps."""
+        found = self.get(seq)
+        if found is None:
+            raise CorruptionError(
+                f"{self._where}: the checkpoint {seq} on its line is missing; run 'agentstore verify'"
+            )
+        return found
+
+    def get(self, seq: int) -> Entry | None:
+        """The checkpoint `seq`; None if it is not there."""
+        raw = self._ahead.pop(seq, None)
+        if raw is None and (self._pack is None or not self._pack.first <= seq <= self._pack.last):
+            raw = self._reader.get(self._checkpoints + int_part(seq))
+        if raw is not None:
+            return entry_of(seq, raw, self._where)
+        pack = self.pack(seq)
+        at = None if pack is None else pack.index(seq)
+        if pack is None or at is None:
+            return None
+        if not self._entries:
+            self._entries = pack.entries()
+        return self._entries[at]
