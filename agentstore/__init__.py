@@ -21,6 +21,7 @@ from agentstore.effects import EffectCall
 from agentstore.errors import (
     AgentStoreError,
     CallNotWaiting,
+    CheckpointExpired,
     CheckpointNotFound,
     CommitUnknown,
     CorruptionError,
@@ -64,7 +65,9 @@ from agentstore.errors import (
     UnsupportedRule,
 )
 from agentstore.leases import Lease
+from agentstore.pruning import Expiry
 from agentstore.records import REASONS
+from agentstore.retention import Retention
 from agentstore.rules import NotDone, Unknown, is_not_done, is_unknown
 from agentstore.store import Store
 from agentstore.thread import Thread
@@ -86,6 +89,7 @@ __all__ = [
     "CallNotWaiting",
     "Change",
     "Checkpoint",
+    "CheckpointExpired",
     "CheckpointNotFound",
     "CommitUnknown",
     "CorruptionError",
@@ -101,6 +105,7 @@ __all__ = [
     "EffectInDoubt",
     "EffectInFlight",
     "EffectView",
+    "Expiry",
     "Fenced",
     "ForkedStore",
     "FormatTooNew",
@@ -116,6 +121,7 @@ __all__ = [
     "OutOfResources",
     "ReadOnlyStore",
     "RecoveryNeeded",
+    "Retention",
     "RunFailed",
     "RunUnfinished",
     "RuntimeStateError",

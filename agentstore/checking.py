@@ -26,7 +26,7 @@ from agentstore.engine.api import Reader
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, CorruptionError
 from agentstore.fields import State
-from agentstore.packing import Piece, Single
+from agentstore.packing import Piece, Single, entries_of
 from agentstore.packs import Entry
 from agentstore.records import Head, ThreadKeys, int_part, shown
 
@@ -36,7 +36,7 @@ PROBLEMS_MAX: Final = 1000
 LOST: Final = -2
 """In the place of a seq: where the walk stands is not known."""
 
-_PARTS: Final = frozenset("cqskpherldvi")
+_PARTS: Final = frozenset("cqskpherldvixy")
 """The second parts of the keys of a thread that this version writes."""
 
 
@@ -165,7 +165,7 @@ class _States:
                 yield piece
                 self._at = LOST
                 continue
-            entries = [piece.entry] if isinstance(piece, Single) else piece.entries()
+            entries = entries_of(piece)
             for entry in entries:
                 self.sums[entry.seq] = None
                 if entry.seq >= head.next_seq:

@@ -225,6 +225,24 @@ def plan_state(state: State, new: dict[str, Any], fetch: Fetch) -> Plan:
     return made
 
 
+def plan_between(old: State, new: State) -> Plan:
+    """The ops that turn one state into another, both with their bytes. O(size of the fields that differ)."""
+    made = Plan()
+    for name, field in new.items():
+        before = old.get(name)
+        if before is None:
+            _put_whole(made, name, None, field.count, field.body())
+        elif (before.count, before.crc, before.size) != (field.count, field.crc, field.size):
+            _replace(made, name, before, before.body(), field.count, field.body())
+    for name, field in old.items():
+        if name not in new:
+            _delete(made, name, field)
+    order = [name for name in old if name in new] + [name for name in new if name not in old]
+    if order != list(new):
+        made.ops.append([OP_ORDER, list(new)])
+    return made
+
+
 def plan_copy(state: State) -> Plan:
     """The ops that make `state` out of nothing. O(size)."""
     made = Plan()

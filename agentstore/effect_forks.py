@@ -56,13 +56,18 @@ def decision_at(reader: Reader, prefix: bytes, uuid: bytes, seq: int, name: str)
 
     O(checkpoints since then); of a line without decisions all of it.
     """
+    return decision_node(reader, prefix, uuid, seq, name)[1]
+
+
+def decision_node(reader: Reader, prefix: bytes, uuid: bytes, seq: int, name: str) -> tuple[int, DecisionId | None]:
+    """`decision_at`, with the checkpoint of this thread that says so: the decision itself, or the first of a fork."""
     line = Line(reader, prefix, f"thread {shown(name)}")
     while True:
         entry = line.entry(seq)
         if entry.reason in DECISION_REASONS:
-            return uuid, seq
+            return seq, (uuid, seq)
         if entry.parent == NO_PARENT or entry.reason == "fork":
-            return carried_decision(reader, prefix, seq)
+            return seq, carried_decision(reader, prefix, seq)
         seq = entry.parent
 
 

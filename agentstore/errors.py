@@ -123,6 +123,10 @@ class CheckpointNotFound(AgentStoreError):
     """The thread has no checkpoint with this seq."""
 
 
+class CheckpointExpired(CheckpointNotFound):
+    """The checkpoint was removed by retention; the message names the rule."""
+
+
 class UnencodableState(AgentStoreError):
     """A value has a type that the store does not keep; the message has its path."""
 

@@ -76,7 +76,7 @@ class Swap:
 
     def write(self, tx: Tx) -> bool:
         """Put the pack for the others, if they are as they were read; whether they are. O(records)."""
-        places = [(_key(self.keys, piece), piece.raw) for piece in self.pieces]
+        places = [(key_of(self.keys, piece), piece.raw) for piece in self.pieces]
         if tx.get(self.keys.head) is None or any(tx.get(key) != raw for key, raw in places):
             return False
         for key, _ in places:
@@ -85,9 +85,24 @@ class Swap:
         return True
 
 
-def _key(keys: ThreadKeys, piece: Piece) -> bytes:
+def key_of(keys: ThreadKeys, piece: Piece) -> bytes:
+    """Where the record of a piece stands."""
     prefix = keys.checkpoints if isinstance(piece, Single) else records.packs(keys.prefix)
     return prefix + int_part(piece.last)
+
+
+def entries_of(piece: Piece) -> list[Entry]:
+    """The checkpoints in it, ascending."""
+    return [piece.entry] if isinstance(piece, Single) else piece.entries()
+
+
+def piece_at(reader: Reader, keys: ThreadKeys, last: int, alone: bool, where: str) -> Piece | None:
+    """The record that ends with checkpoint `last`; None if there is none of that kind."""
+    prefix = keys.checkpoints if alone else records.packs(keys.prefix)
+    raw = reader.get(prefix + int_part(last))
+    if raw is None:
+        return None
+    return Single(lines.entry_of(last, raw, where), raw) if alone else lines.pack_of(reader, last, raw, where)
 
 
 # --- finding what can be packed --------------------------------------------------------

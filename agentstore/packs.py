@@ -4,14 +4,14 @@ Record "q", seq of its last member: `PACK`, then one zstd frame of
 
     length of the heads (4 bytes), length of the changes (4), heads, changes, streams
 
-`heads` is the CBOR array ``[seqs, reasons, times, lsns, commit ids, metas, sums]``, each but the last with one value for
-each member: `seqs`, `times`, `lsns` and `commit ids` as differences to the one before (an empty `seqs` says that all
-are 1), `reasons` a byte each, `metas` as the checkpoint's record has it. `sums` are those of the state after the last
+`heads` is the CBOR array ``[seqs, reasons, times, lsns, commit ids, metas, sums]``, each but the last with one value
+for each member: `seqs`, `times`, `lsns` and `commit ids` as differences to the one before (an empty `seqs` says that
+all are 1), `reasons` a byte each, `metas` as the checkpoint's record has it. `sums` are those of the state after the last
 member (see `records`), or null where they would be large beside the rest.
 
 `changes` is the CBOR array ``[fields, ops]``. Where every member has at most one op for a field, and all are set or
-append, `ops` is null and `fields` has for each field ``[name, members, kinds, sizes, counts]``: which members have an op
-of it (null: all), its kind in a byte each, how many bytes of the field's stream it has, and its count (of an append:
+append, `ops` is null and `fields` has for each field ``[name, members, kinds, sizes, counts]``: which members have an
+op of it (null: all), its kind in a byte each, how many bytes of the field's stream it has, and its count (of an append:
 how many items it adds). The streams follow in the order of the fields. So the bytes that hundreds of members added to a
 list are one slice. Otherwise `fields` is empty and `ops` has a list of ops for each member.
 
@@ -90,6 +90,22 @@ class Entry:
         self.flags = flags
         self.stored_bytes = stored_bytes
         self._ops = ops
+
+    def with_parent(self, parent: int) -> Entry:
+        """The same checkpoint on another parent."""
+        return Entry(
+            self.seq,
+            parent,
+            self.reason,
+            self.created_us,
+            self.lsn,
+            self.commit_id,
+            self.state_sum,
+            self.meta,
+            self.flags,
+            self.stored_bytes,
+            self._ops,
+        )
 
     def ops(self) -> list[Op]:
         """What it changed. CorruptionError. O(size)."""
@@ -421,4 +437,17 @@ def relative(ops: list[Op], state: State) -> list[Op]:
                 raise CorruptionError(f"field {name!r}: its bytes do not match their checksum")
             made.append([kind, name, body, None, added])
         state_fields.apply(state, [op])
+    return made
+
+
+def absolute(ops: list[Op], state: State) -> list[Op]:
+    """The reverse of `relative`: ops as a checkpoint's own record has them. Moves `state` to the one after."""
+    made: list[Op] = []
+    for op in ops:
+        state_fields.apply(state, [op])
+        if op[0] in _STREAMED:
+            field = state[op[1]]
+            made.append([op[0], op[1], op[2], field.crc, field.count])
+        else:
+            made.append(op)
     return made

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from agentstore import clock, deltas, fields, lines, loading, records
+from agentstore import clock, deltas, fields, lines, loading, pruning, records
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
 from agentstore.deltas import Plan
@@ -139,6 +140,8 @@ class Position:
         assert keys is not None and parent is not None
 
         def check(tx: Tx) -> None:
+            if lines.find(tx, keys.prefix, parent, self._where) is None:
+                raise self._not_there(tx, parent)
             effect_forks.guard_move(tx, keys.prefix, self._uuid, parent, self.id)
             if guard is not None:
                 guard(tx)
@@ -157,7 +160,7 @@ class Position:
         where = self._where
         if keys is None or parent.__class__ is not int or not 0 <= parent < self._next_seq:
             raise CheckpointNotFound(f"{where}: there is no checkpoint {parent!r} to commit on")
-        with self._store._engine.read() as snap:
+        with self._store._engine.read() as snap, self._naming_the_rule(snap, parent):
             found = loading.load_sums(snap, keys.prefix, parent, where)
         base = found.state
 
@@ -340,11 +343,23 @@ class Position:
     def _load_at(self, at: int) -> loading.Loaded:
         if at.__class__ is not int or at < 0:
             raise CheckpointNotFound(f"{self._where}: there is no checkpoint {at!r}; they are numbered from 0")
-        with self._store._engine.read() as snap:
+        with self._store._engine.read() as snap, self._naming_the_rule(snap, at):
             prefix = self._found(snap)[0].prefix
             loaded = loading.load(snap, prefix, at, self._where)
             loading.verify(loaded, snap, prefix, at, self._where)
         return loaded
+
+    @contextmanager
+    def _naming_the_rule(self, reader: Reader, seq: int) -> Iterator[None]:
+        """A checkpoint that is not there is said to be removed by retention, if it was."""
+        try:
+            yield
+        except CheckpointNotFound as error:
+            raise self._not_there(reader, seq) from error
+
+    def _not_there(self, reader: Reader, seq: object) -> CheckpointNotFound:
+        keys, _, head = self._found(reader)
+        return pruning.not_there(reader, keys, head, seq, self._where)
 
     def _found(self, reader: Reader) -> tuple[ThreadKeys, bytes, Head]:
         """`_find`, of a thread that has a checkpoint. ThreadNotFound, ThreadGone."""

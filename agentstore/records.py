@@ -8,12 +8,15 @@ All keys begin with a thread's number N, or with a word for what belongs to no t
     N "s" seq        snapshot        SNAPSHOT, then its fields (see snapshots.py)
     N "k" seq i      chunk           a piece of a snapshot's field: one flag byte, then the bytes
     N "p" seq        pin             the note, UTF-8
+    N "x"            expired         what retention removed last, see pruning.py
+    N "y"            rule            the thread's retention, see retention.py
     N "e" "r" "l" "v"                effects and leases (see effects.py, leases.py)
     "n" name         name index      NAME, then the name; a long name's key is its first bytes and a hash
     "t" N            creation index  the name, UTF-8
     "g" N            gone            empty: a deleted thread whose records are still being removed
     "z" id           dictionary      see dictionaries.py
     "m" "threads"    counters        COUNTERS
+    "m" "retention"  rule            the store's retention
 
 A checkpoint's payload is the CBOR array ``[ops]`` or ``[ops, sums]``, one zstd frame when that is smaller.
 Every op has the checksum of its field as it is afterwards, so that loading verifies what it built:

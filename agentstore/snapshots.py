@@ -13,6 +13,8 @@ states in every snapshot were the alternative: then either loading is slow or th
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agentstore import fields, lines, loading, records
@@ -20,7 +22,7 @@ from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
 from agentstore.errors import AgentStoreError, CorruptionError
 from agentstore.fields import Chunk, State
-from agentstore.loading import Cost
+from agentstore.loading import Cost, Loaded
 from agentstore.packing import PACK_MEMBERS
 from agentstore.records import FLAG_ROOT, FLAG_ZSTD, SNAPSHOT, VERSION, ThreadKeys, int_part
 
@@ -84,6 +86,46 @@ def _state_us(state_bytes: int) -> float:
 # --- taking --------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A snapshot that is ready to be written."""
+
+    keys: ThreadKeys
+    seq: int
+    record: bytes
+    chunks: list[bytes]
+    base: int | None
+    """The snapshot whose chunks it names."""
+
+    @property
+    def bytes(self) -> int:
+        """What it adds to the store."""
+        return len(self.record) + sum([len(data) for data in self.chunks])
+
+    def write(self, tx: Tx) -> bool:
+        """Put it; False if another one is there, or the one that it is based on is gone. O(chunks)."""
+        snapshots = records.snapshots(self.keys.prefix)
+        if self.base is not None and tx.get(snapshots + int_part(self.base)) is None:
+            return False  # thinned since, and perhaps chunks that we name with it
+        chunk_keys = records.chunks(self.keys.prefix) + int_part(self.seq)
+        if tx.get(snapshots + int_part(self.seq)) is not None or any(tx.scan(chunk_keys, records.end_of(chunk_keys))):
+            # Another process took it, now or long ago: its chunks may differ from ours, and later snapshots name them.
+            return False
+        for index, data in enumerate(self.chunks):
+            tx.put(chunk_keys + int_part(index), data)
+        tx.put(snapshots + int_part(self.seq), self.record)
+        return True
+
+
+def prepare(keys: ThreadKeys, loaded: Loaded) -> Prepared:
+    """The snapshot of a state that was read and compared with its checksums. O(what changed since its base)."""
+    entry = loaded.entry
+    divided, chunks = _divide(loaded.state, entry.seq)
+    flag, blob = records.squeeze(records.pack(divided))
+    record = SNAPSHOT.pack(VERSION, flag, entry.commit_id, fields.state_sum(loaded.state)) + blob
+    return Prepared(keys, entry.seq, record, chunks, loaded.snapshot_seq)
+
+
 def take(engine: EmbeddedEngine, number: int, seq: int, commit_id: bytes) -> bool:
     """Write the snapshot of a checkpoint, unless there is one, it is gone, or it would not pay. O(what changed).
 
@@ -92,41 +134,20 @@ def take(engine: EmbeddedEngine, number: int, seq: int, commit_id: bytes) -> boo
     """
     keys = ThreadKeys(number)
     where = f"thread number {number}"
-    snapshot_key = records.snapshots(keys.prefix) + int_part(seq)
     with engine.read() as snap:
-        if not _is_there(snap, keys, seq, commit_id) or snap.get(snapshot_key) is not None:
+        if not _is_there(snap, keys, seq, commit_id):
+            return False
+        if snap.get(records.snapshots(keys.prefix) + int_part(seq)) is not None:
             return False
         loaded = loading.load(snap, keys.prefix, seq, where, check_each=True)
-        if loaded.state_sum is None:
-            loaded.state_sum = fields.state_sum(loaded.state)
-        elif fields.state_sum(loaded.state) != loaded.state_sum:
+        if loaded.state_sum is not None and fields.state_sum(loaded.state) != loaded.state_sum:
             raise CorruptionError(f"{where}, checkpoint {seq}: the fields do not match the checksum of the state")
-        divided, chunks = _divide(loaded.state, seq)
-    flag, blob = records.squeeze(records.pack(divided))
-    assert loaded.state_sum is not None
-    record = SNAPSHOT.pack(VERSION, flag, commit_id, loaded.state_sum) + blob
-    written = len(record) + sum([len(data) for data in chunks])
+        prepared = prepare(keys, loaded)
     state_bytes = sum([field.size for field in loaded.state.values()])
-    if written > 2 * loaded.cost.stored_bytes and not is_due(loaded.cost, state_bytes):
+    if prepared.bytes > 2 * loaded.cost.stored_bytes and not is_due(loaded.cost, state_bytes):
         # A large state of which little is shared: wait until the deltas weigh as much.
         return False
-    chunk_keys = records.chunks(keys.prefix) + int_part(seq)
-    base = loaded.snapshot_seq
-
-    def write(tx: Tx) -> bool:
-        if not _is_there(tx, keys, seq, commit_id):
-            return False
-        if base is not None and tx.get(records.snapshots(keys.prefix) + int_part(base)) is None:
-            return False  # thinned since, and perhaps chunks that we name with it
-        if tx.get(snapshot_key) is not None or any(tx.scan(chunk_keys, records.end_of(chunk_keys))):
-            # Another process took it, now or long ago: its chunks may differ from ours, and later snapshots name them.
-            return False
-        for index, data in enumerate(chunks):
-            tx.put(chunk_keys + int_part(index), data)
-        tx.put(snapshot_key, record)
-        return True
-
-    return engine.transact(write).value
+    return engine.transact(lambda tx: _is_there(tx, keys, seq, commit_id) and prepared.write(tx)).value
 
 
 def _is_there(reader: Reader, keys: ThreadKeys, seq: int, commit_id: bytes) -> bool:
@@ -224,19 +245,29 @@ def drop(engine: EmbeddedEngine, number: int, seq: int) -> bool:
             return False
 
     def write(tx: Tx) -> bool:
-        if tx.get(key) != raw:
+        now = lines.find(tx, keys.prefix, seq, where)
+        if tx.get(key) != raw or (now is not None and now.flags & FLAG_ROOT):
             return False
-        mine: set[tuple[int, int]] = set()
-        others: set[tuple[int, int]] = set()
-        for other, record in _all(tx, keys):
-            refs = chunks_of(loading.read_snapshot(tx, keys.prefix, other, record, where))
-            (mine if other == seq else others).update(refs)
-        for of, index in mine - others:
-            tx.delete(records.chunks(keys.prefix) + int_part(of) + int_part(index))
-        tx.delete(key)
+        remove(tx, keys, {seq}, where)
         return True
 
     return engine.transact(write).value
+
+
+def remove(tx: Tx, keys: ThreadKeys, seqs: Set[int], where: str) -> None:
+    """Remove snapshots, and the chunks that no other one names. O(snapshots)."""
+    mine: set[tuple[int, int]] = set()
+    others: set[tuple[int, int]] = set()
+    doomed: list[int] = []
+    for other, record in _all(tx, keys):
+        refs = chunks_of(loading.read_snapshot(tx, keys.prefix, other, record, where))
+        (mine if other in seqs else others).update(refs)
+        if other in seqs:
+            doomed.append(other)
+    for of, index in mine - others:
+        tx.delete(records.chunks(keys.prefix) + int_part(of) + int_part(index))
+    for seq in doomed:
+        tx.delete(records.snapshots(keys.prefix) + int_part(seq))
 
 
 def chunks_of(state: State) -> set[tuple[int, int]]:

@@ -10,10 +10,12 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-from agentstore import checking, deleting, records
+from agentstore import checking, deleting, pruning, records
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.once import NOT_GIVEN, once
+from agentstore.pruning import Expiry
+from agentstore.retention import Retention
 from agentstore.thread import Thread
 from agentstore.upkeep import Upkeep
 
@@ -225,6 +227,49 @@ class Store:
             timeout_s=timeout_s,
             happened=happened,
         )
+
+    # --- what stays ------------------------------------------------------------------------
+
+    @property
+    def retention(self) -> Retention | None:
+        """The rule of what stays for all threads that have none of their own; None: everything stays. O(1)."""
+        with self._engine.read() as snap:
+            raw = snap.get(pruning.RULE)
+        return None if raw is None else Retention.decode(raw, "the store")
+
+    def set_retention(self, rule: Retention | None) -> None:
+        """Have `rule` say what stays of every thread that has no rule of its own; None: everything.
+
+        It is kept in the store. Applied behind the commits from now on, in every process that has the store open, to
+        the threads that are written, and by `apply_retention` to all. O(1), one fdatasync.
+
+        >>> from agentstore import Retention
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> store = scratch_store()
+        >>> store.set_retention(Retention(keep_last=50))
+        >>> store.retention.keep_last
+        50
+        """
+        data = None if rule is None else rule.encode()
+        self._engine.transact(lambda tx: tx.delete(pruning.RULE) if data is None else tx.put(pruning.RULE, data))
+
+    def apply_retention(self, default: Retention | None = None, *, dry_run: bool = False) -> list[Expiry]:
+        """Remove now what retention lets go of all threads; what went of each, or with `dry_run` would go.
+
+        `default`: in the place of the store's rule, for threads that have none of their own. What is damaged stays, with
+        all that stands on it, and is logged. May run beside writers, and be interrupted and run again: each
+        transaction leaves a whole store. O(store).
+
+        >>> from agentstore import Retention, Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> store = scratch_store()
+        >>> thread = store.thread("t")
+        >>> cps = [thread.commit(Set("step", n), reason="final" if n == 1 else "round") for n in range(5)]
+        >>> [one] = store.apply_retention(Retention(keep_last=2), dry_run=True)
+        >>> sorted(one.removed), one.kept
+        ([0, 2], {1: 'reason final', 3: 'one of the last 2', 4: 'head'})
+        """
+        return list(pruning.apply(self._engine, default, dry_run=dry_run))
 
     # --- looking after it ------------------------------------------------------------------
 

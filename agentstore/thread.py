@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from agentstore import deleting, deltas, fields, lines, loading, records
+from agentstore import deleting, deltas, fields, lines, loading, pruning, records
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
@@ -14,6 +14,7 @@ from agentstore.engine.api import Tx
 from agentstore.errors import CheckpointNotFound, Fenced, StaleThread, ThreadExists, ThreadGone, ThreadNotFound
 from agentstore.position import BODY_BYTES_MAX, Position
 from agentstore.records import ThreadKeys, int_part, shown
+from agentstore.retention import Retention
 
 if TYPE_CHECKING:
     from agentstore.effect_views import EffectView
@@ -221,8 +222,8 @@ class Thread(Position):
         with self._store._engine.read() as snap:
             keys, _, head = self._found(snap)
             entry = lines.find(snap, keys.prefix, seq, self._where) if seq.__class__ is int and seq >= 0 else None
-        if entry is None:
-            raise CheckpointNotFound(f"{self._where}: there is no checkpoint {seq!r}")
+            if entry is None:
+                raise self._not_there(snap, seq)
         return Checkpoint.from_entry(self.id, head.uuid, entry, self._where)
 
     # --- shaping -----------------------------------------------------------------------
@@ -251,7 +252,8 @@ class Thread(Position):
             seq = head.seq if at is None else at
             if seq.__class__ is not int or not 0 <= seq < head.next_seq:
                 raise CheckpointNotFound(f"{self._where}: there is no checkpoint {seq!r} to fork at")
-            loaded = loading.load(snap, keys.prefix, seq, self._where)
+            with self._naming_the_rule(snap, seq):
+                loaded = loading.load(snap, keys.prefix, seq, self._where)
             loading.verify(loaded, snap, keys.prefix, seq, self._where)
             target._open_from(snap)
         if target._seq is not None:
@@ -309,7 +311,7 @@ class Thread(Position):
                 or not 0 <= seq < head.next_seq
                 or lines.find(tx, keys.prefix, seq, self._where) is None
             ):
-                raise CheckpointNotFound(f"{self._where}: there is no checkpoint {seq!r} to pin")
+                raise self._not_there(tx, seq)
             tx.put(records.pins(keys.prefix) + int_part(seq), data)
 
         self._store._engine.transact(write)
@@ -330,6 +332,43 @@ class Thread(Position):
         def write(tx: Tx) -> None:
             keys, _, _ = self._found(tx)
             tx.delete(records.pins(keys.prefix) + int_part(seq))
+
+        self._store._engine.transact(write)
+
+    @property
+    def retention(self) -> Retention | None:
+        """The thread's own rule of what stays; None if the store's applies. `ThreadNotFound`, `ThreadGone`. O(1)."""
+        with self._store._engine.read() as snap:
+            keys = self._found(snap)[0]
+            raw = snap.get(pruning.rule_key(keys))
+        return None if raw is None else Retention.decode(raw, self._where)
+
+    def set_retention(self, rule: Retention | None) -> None:
+        """Have `rule` say what stays of this thread, in the place of the store's; None: the store's again.
+
+        Applied behind the commits from now on, in every process, and by `Store.apply_retention`. `ThreadNotFound`,
+        `ThreadGone`. O(1), one fdatasync.
+
+        >>> from agentstore import Retention, Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> store = scratch_store()
+        >>> thread = store.thread("t")
+        >>> cps = [thread.commit(Set("step", n)) for n in range(5)]
+        >>> thread.set_retention(Retention(keep_last=2))
+        >>> [sorted(one.removed) for one in store.apply_retention()], thread.load(at=3)
+        ([[0, 1, 2]], {'step': 3})
+        >>> thread.load(at=0)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        agentstore.errors.CheckpointExpired: thread 't': checkpoint 0 was removed by Retention(keep_last=2, ...
+        """
+        data = None if rule is None else rule.encode()
+
+        def write(tx: Tx) -> None:
+            key = pruning.rule_key(self._found(tx)[0])
+            if data is None:
+                tx.delete(key)
+            else:
+                tx.put(key, data)
 
         self._store._engine.transact(write)
 

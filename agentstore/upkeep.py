@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from agentstore import deleting, packing, snapshots
+from agentstore import deleting, packing, pruning, snapshots
 from agentstore.engine.api import Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, ReadOnlyStore
@@ -83,6 +83,8 @@ class Upkeep:
         settled = packing.pack_full(self._engine, number, self._written.get(number, 0))
         with self._lock:
             self._written[number] = settled
+        for _ in pruning.apply(self._engine, None, [number]):
+            pass
 
     def _snapshot(self, number: int, seq: int, commit_id: bytes) -> None:
         if snapshots.take(self._engine, number, seq, commit_id):

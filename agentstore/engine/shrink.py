@@ -38,7 +38,7 @@ def shrink(files: Files, path: str, new_path: str, *, always: bool = False) -> b
         pages = info["last_pgno"] + 1
         used = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] + 2
         size, waste = used * stat["psize"], (pages - used) * stat["psize"]
-        if waste <= 0 or not always and (waste < max(WASTE_BYTES_MIN, size // 3) or size > CLOSE_COPY_BYTES_MAX):
+        if waste <= 0 or (not always and (waste < max(WASTE_BYTES_MIN, size // 3) or size > CLOSE_COPY_BYTES_MAX)):
             return False
         if files.free_bytes(os.path.dirname(path)) < size + WASTE_BYTES_MIN:
             raise DiskFull(f"no space left for a copy of {path} ({size} bytes); nothing was lost")
