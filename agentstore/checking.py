@@ -11,7 +11,8 @@ The rules, in the order in which they are looked at:
     packs have no others between their first and last member, and match the checksums of the states at both ends.
 6.  Every snapshot is of a checkpoint that is there, its bytes match their checksums, and it is the state that the
     deltas lead to; every chunk belongs to a snapshot that names it.
-7.  Pins are of checkpoints that are there; the effects' rules (`effect_views.check`).
+7.  Every piece of every dictionary is there.
+8.  Pins are of checkpoints that are there; the effects' rules (`effect_views.check`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from agentstore import effect_views, fields, leases, lines, loading, packs, records, snapshots
+from agentstore import dictionaries, effect_views, fields, leases, lines, loading, packs, records, snapshots
 from agentstore.checkpoint import Checkpoint
 from agentstore.engine import keys as key_codec
 from agentstore.engine.api import Reader
@@ -50,6 +51,7 @@ def problems(engine: EmbeddedEngine) -> list[str]:
             if len(found) >= PROBLEMS_MAX:
                 break
         found += _noting(lambda: _strays(snap), "the records")
+        found += _noting(lambda: dictionaries.check(snap), "the dictionaries")
     return found[:PROBLEMS_MAX]
 
 
@@ -185,10 +187,8 @@ class _States:
         found: list[tuple[int, int, bytes]] = [
             (records.seq_of(key, low), 0, raw) for key, raw in self._snap.scan(low, records.end_of(low))
         ]
-        low = records.packs(self._keys.prefix)
-        for key, raw in self._snap.scan(low, records.end_of(low)):
-            first = packs.PACK.unpack_from(raw)[4] if len(raw) >= packs.PACK.size else records.seq_of(key, low)
-            found.append((first, records.seq_of(key, low), raw))
+        for last, raw in lines.scan_packs(self._snap, self._keys.prefix):
+            found.append((packs.PACK.unpack_from(raw)[4] if len(raw) >= packs.PACK.size else last, last, raw))
         end = -1
         for first, last, raw in sorted(found):
             try:

@@ -7,10 +7,10 @@ from typing import Any
 
 from agentstore import dictionaries, records
 from agentstore.codec import zstd
-from agentstore.engine.api import Reader
+from agentstore.engine.api import Reader, Tx
 from agentstore.errors import CorruptionError
 from agentstore.fields import Op
-from agentstore.packs import NO_PARENT, PACK, Entry, Pack
+from agentstore.packs import FLAG_COLD, NO_PARENT, PACK, Entry, Pack
 from agentstore.records import CheckpointHeader, int_part
 
 
@@ -48,13 +48,33 @@ def pack_of(reader: Reader, seq: int, raw: bytes, where: str) -> Pack:
     return Pack(raw, seq, where, dictionaries_of(reader))
 
 
+def scan_packs(
+    reader: Reader, prefix: bytes, low: int = 0, high: int | None = None, *, reverse: bool = False
+) -> Iterator[tuple[int, bytes]]:
+    """(seq of the last member, record) of the packs that end with ``low <= seq < high``, their parts joined. Lazy."""
+    packs = records.packs(prefix)
+    end = records.end_of(packs) if high is None else packs + int_part(high)
+    at = len(packs)
+    parts: list[bytes] = []
+    last = -1
+    for key, raw in reader.scan(packs + int_part(low), end, reverse=reverse):
+        size = key[at] - 0x10
+        seq = int.from_bytes(key[at + 1 : at + 1 + size], "big")
+        if parts and seq != last:
+            yield last, b"".join(reversed(parts) if reverse else parts)
+            parts = []
+        last = seq
+        parts.append(raw)
+    if parts:
+        yield last, b"".join(reversed(parts) if reverse else parts)
+
+
 def find_pack(reader: Reader, prefix: bytes, seq: int, where: str) -> Pack | None:
     """The pack whose range of seqs has `seq` in it, inflated. O(its size)."""
-    low = records.packs(prefix)
-    for key, raw in reader.scan(low + int_part(seq), records.end_of(low)):
+    for last, raw in scan_packs(reader, prefix, seq):
         if len(raw) >= PACK.size and PACK.unpack_from(raw)[4] > seq:
             return None
-        return pack_of(reader, records.seq_of(key, low), raw, where)
+        return pack_of(reader, last, raw, where)
     return None
 
 
@@ -84,12 +104,11 @@ def descending(reader: Reader, prefix: bytes, below: int, where: str) -> Iterato
 
 
 def _packs_descending(reader: Reader, prefix: bytes, below: int, where: str) -> Iterator[Pack]:
-    low = records.packs(prefix)
     across = find_pack(reader, prefix, below, where)
     if across is not None:
         yield across
-    for key, raw in reader.scan(low, low + int_part(below), reverse=True):
-        yield pack_of(reader, records.seq_of(key, low), raw, where)
+    for last, raw in scan_packs(reader, prefix, 0, below, reverse=True):
+        yield pack_of(reader, last, raw, where)
 
 
 class Line:
@@ -111,11 +130,10 @@ class Line:
         at = len(prefix) + 1
         for key, raw in self._reader.scan(prefix + int_part(low), prefix + int_part(high + 1)):
             self._ahead[int.from_bytes(key[at:], "big")] = raw
-        packs = records.packs(self._prefix)
-        for key, raw in self._reader.scan(packs + int_part(low), records.end_of(packs)):
+        for last, raw in scan_packs(self._reader, self._prefix, low):
             if len(raw) < PACK.size or (first := PACK.unpack_from(raw)[4]) > high:
                 break
-            self._packs.append((first, records.seq_of(key, packs), raw))
+            self._packs.append((first, last, raw))
 
     def pack(self, seq: int) -> Pack | None:
         """The pack that has `seq`; None if the checkpoint has a record of its own, or is not there."""
@@ -164,3 +182,34 @@ class Line:
         if not self._entries:
             self._entries = pack.entries()
         return self._entries[at]
+
+
+# --- records of packs --------------------------------------------------------------------
+
+PART_BYTES = 1320
+"""A cold pack is cut into records of so many bytes: three fill a page of LMDB, and a value that is larger than half a
+page has pages of its own, of which the last one is half empty."""
+
+
+def get_pack(reader: Reader, prefix: bytes, last: int) -> bytes | None:
+    """The record of the pack that ends with `last`, its parts joined; None if there is none."""
+    for seq, raw in scan_packs(reader, prefix, last, last + 1):
+        return raw if seq == last else None
+    return None
+
+
+def put_pack(tx: Tx, prefix: bytes, last: int, raw: bytes) -> None:
+    """Write the record of a pack in the place of any other that ends with `last`."""
+    delete_pack(tx, prefix, last)
+    key = records.packs(prefix) + int_part(last)
+    size = PART_BYTES if raw[1] & FLAG_COLD else len(raw)
+    tx.put(key, raw[:size])
+    for part, at in enumerate(range(size, len(raw), size), 1):
+        tx.put(key + int_part(part), raw[at : at + size])
+
+
+def delete_pack(tx: Tx, prefix: bytes, last: int) -> None:
+    """Remove the record of a pack, with its parts."""
+    key = records.packs(prefix) + int_part(last)
+    for each, _ in [*tx.scan(key, records.end_of(key))]:
+        tx.delete(each)

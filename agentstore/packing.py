@@ -76,19 +76,28 @@ class Swap:
 
     def write(self, tx: Tx) -> bool:
         """Put the pack for the others, if they are as they were read; whether they are. O(records)."""
-        places = [(key_of(self.keys, piece), piece.raw) for piece in self.pieces]
-        if tx.get(self.keys.head) is None or any(tx.get(key) != raw for key, raw in places):
+        prefix = self.keys.prefix
+        if tx.get(self.keys.head) is None or any(raw_of(tx, self.keys, piece) != piece.raw for piece in self.pieces):
             return False
-        for key, _ in places:
-            tx.delete(key)
-        tx.put(records.packs(self.keys.prefix) + int_part(self.pieces[-1].last), self.record)
+        for piece in self.pieces:
+            delete(tx, self.keys, piece)
+        lines.put_pack(tx, prefix, self.pieces[-1].last, self.record)
         return True
 
 
-def key_of(keys: ThreadKeys, piece: Piece) -> bytes:
-    """Where the record of a piece stands."""
-    prefix = keys.checkpoints if isinstance(piece, Single) else records.packs(keys.prefix)
-    return prefix + int_part(piece.last)
+def raw_of(reader: Reader, keys: ThreadKeys, piece: Piece) -> bytes | None:
+    """What stands now where a piece was read."""
+    if isinstance(piece, Single):
+        return reader.get(keys.checkpoints + int_part(piece.last))
+    return lines.get_pack(reader, keys.prefix, piece.last)
+
+
+def delete(tx: Tx, keys: ThreadKeys, piece: Piece) -> None:
+    """Remove the record of a piece."""
+    if isinstance(piece, Single):
+        tx.delete(keys.checkpoints + int_part(piece.last))
+    else:
+        lines.delete_pack(tx, keys.prefix, piece.last)
 
 
 def entries_of(piece: Piece) -> list[Entry]:
@@ -98,8 +107,7 @@ def entries_of(piece: Piece) -> list[Entry]:
 
 def piece_at(reader: Reader, keys: ThreadKeys, last: int, alone: bool, where: str) -> Piece | None:
     """The record that ends with checkpoint `last`; None if there is none of that kind."""
-    prefix = keys.checkpoints if alone else records.packs(keys.prefix)
-    raw = reader.get(prefix + int_part(last))
+    raw = reader.get(keys.checkpoints + int_part(last)) if alone else lines.get_pack(reader, keys.prefix, last)
     if raw is None:
         return None
     return Single(lines.entry_of(last, raw, where), raw) if alone else lines.pack_of(reader, last, raw, where)
@@ -117,11 +125,10 @@ def singles(reader: Reader, keys: ThreadKeys, where: str, low: int = 0) -> Itera
 
 def pieces(reader: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
     """The whole thread, ascending. Lazy."""
-    low = records.packs(keys.prefix)
     alone = singles(reader, keys, where)
     single = next(alone, None)
-    for key, raw in reader.scan(low, records.end_of(low)):
-        pack = lines.pack_of(reader, records.seq_of(key, low), raw, where)
+    for last, raw in lines.scan_packs(reader, keys.prefix):
+        pack = lines.pack_of(reader, last, raw, where)
         while single is not None and single.last < pack.first:
             yield single
             single = next(alone, None)
@@ -159,6 +166,12 @@ def pays(run: list[Piece]) -> bool:
     return len(run) >= REST_MEMBERS_MIN or sum([piece.content_bytes for piece in run]) >= REST_BYTES_MIN
 
 
+def dictionaries_named(reader: Reader, keys: ThreadKeys) -> set[int]:
+    """The ids of the dictionaries that a thread's packs need."""
+    found = [raw for _, raw in lines.scan_packs(reader, keys.prefix)]
+    return {packs.PACK.unpack_from(raw)[3] for raw in found if len(raw) >= packs.PACK.size}
+
+
 # --- making one ------------------------------------------------------------------------
 
 
@@ -170,8 +183,13 @@ def make(
     *,
     level: int = PACK_LEVEL,
     dictionary: zstd.Dictionary | None = None,
+    cold: bool = False,
+    forced: bool = False,
 ) -> Swap | None:
-    """The pack of a run; None if it would not be smaller. CorruptionError if something in it is damaged. O(size)."""
+    """The pack of a run; None if it would not be smaller (unless `forced`). `cold`: made by the offline job.
+
+    CorruptionError if something in it is damaged. O(size).
+    """
     parent = run[0].parent
     state: State = {} if parent == NO_PARENT else loading.load_sums(reader, keys.prefix, parent, where).state
     before = fields.state_sum(state)
@@ -202,8 +220,9 @@ def make(
         sums=fields.sums_of(state) if few else None,
         level=level,
         dictionary=dictionary,
+        cold=cold,
     )
-    if len(record) + RECORD_OVERHEAD >= sum([len(piece.raw) + RECORD_OVERHEAD for piece in run]):
+    if not forced and len(record) + RECORD_OVERHEAD >= sum([len(piece.raw) + RECORD_OVERHEAD for piece in run]):
         return None
     _check_same(record, entries, ops, where, dictionary)
     return Swap(keys, run, record)

@@ -6,8 +6,8 @@ Record "q", seq of its last member: `PACK`, then one zstd frame of
 
 `heads` is the CBOR array ``[seqs, reasons, times, lsns, commit ids, metas, sums]``, each but the last with one value
 for each member: `seqs`, `times`, `lsns` and `commit ids` as differences to the one before (an empty `seqs` says that
-all are 1), `reasons` a byte each, `metas` as the checkpoint's record has it. `sums` are those of the state after the last
-member (see `records`), or null where they would be large beside the rest.
+all are 1), `reasons` a byte each, `metas` as the checkpoint's record has it. `sums` are those of the state after the
+last member (see `records`), or null where they would be large beside the rest.
 
 `changes` is the CBOR array ``[fields, ops]``. Where every member has at most one op for a field, and all are set or
 append, `ops` is null and `fields` has for each field ``[name, members, kinds, sizes, counts]``: which members have an
@@ -35,6 +35,9 @@ from agentstore.fields import Field, Op, State
 from agentstore.records import NO_COUNT, OP_APPEND, OP_SET, REASON_CODES, REASONS
 
 NO_PARENT: Final = -1
+
+FLAG_COLD: Final = 1
+"""Made by the offline job: as small as it can be."""
 
 # version, flags, members, id of the dictionary (0: none), first seq, its parent + 1, checksums of the state before
 # the first and after the last member
@@ -129,6 +132,7 @@ class Pack:
         "count",
         "dictionary",
         "first",
+        "is_cold",
         "last",
         "parent",
         "raw",
@@ -142,7 +146,8 @@ class Pack:
         self._changes: tuple[list[Any], list[list[Op]] | None, int] | None = None
         if len(raw) < PACK.size or raw[0] != records.VERSION:
             raise CorruptionError(f"{self._where}: the record is damaged or of another format")
-        _, _, self.count, self.dictionary, self.first, above, self.before, self.after = PACK.unpack_from(raw)
+        _, flags, self.count, self.dictionary, self.first, above, self.before, self.after = PACK.unpack_from(raw)
+        self.is_cold = bool(flags & FLAG_COLD)
         self.parent = above - 1
         if not self.count or not self.parent < self.first <= last:
             raise CorruptionError(f"{self._where}: the record is damaged: {raw[: PACK.size].hex()}")
@@ -351,6 +356,7 @@ def encode(
     sums: list[Any] | None,
     level: int,
     dictionary: zstd.Dictionary | None = None,
+    cold: bool = False,
 ) -> bytes:
     """The record of a pack of `members` with their `ops`, each the parent of the next. O(size).
 
@@ -375,7 +381,7 @@ def encode(
     content = b"".join([_LENGTHS.pack(len(heads), len(changes)), heads, changes, *streams])
     head = PACK.pack(
         records.VERSION,
-        0,
+        FLAG_COLD if cold else 0,
         len(members),
         0 if dictionary is None else dictionary.id,
         first.seq,

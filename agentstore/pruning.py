@@ -1,8 +1,8 @@
 """Removing what retention lets go, a record at a time, from the newest to the oldest.
 
-So that at every moment each checkpoint has its parent: what is removed has no child left but those that are
-rewritten in the same transaction to stand on their nearest kept ancestor, as the difference of the two states; or, where
-none is kept, as a root whose state is a snapshot. What cannot be reached any more is then in no record.
+So that at every moment each checkpoint has its parent: what is removed has no child left but those that are rewritten
+in the same transaction to stand on their nearest kept ancestor, as the difference of the two states; or, where none is
+kept, as a root whose state is a snapshot. What cannot be reached any more is then in no record.
 """
 
 from __future__ import annotations
@@ -198,6 +198,7 @@ class _Rewriting:
         self._before = 0
         self._dictionary: zstd.Dictionary | None = None
         self.puts: dict[bytes, bytes] = {}
+        self.packs: dict[int, bytes] = {}
         self.roots: dict[int, snapshots.Prepared | None] = {}
         """The snapshots of new roots; None where it is there already."""
 
@@ -213,7 +214,7 @@ class _Rewriting:
             parent = self._plan.parents[entry.seq]
             if entry.flags & FLAG_ROOT:
                 self._end_run()
-                self.puts[self._keys.checkpoints + int_part(entry.seq)] = piece.raw  # type: ignore[union-attr]  # roots are Singles
+                self.puts[self._keys.checkpoints + int_part(entry.seq)] = piece.raw
             elif parent == NO_PARENT and entry.parent != NO_PARENT:
                 self._root(entry)
             else:
@@ -283,7 +284,7 @@ class _Rewriting:
             self.puts[self._keys.checkpoints + int_part(run[0].seq)] = record
             return
         few = len(sums) <= packing.SUMS_FIELDS_PER_MEMBER * len(run)
-        self.puts[records.packs(self._keys.prefix) + int_part(run[-1].seq)] = packs.encode(
+        self.packs[run[-1].seq] = packs.encode(
             run,
             ops,
             before=self._before,
@@ -301,12 +302,15 @@ class _Rewriting:
     def write(self, tx: Tx, going: set[int], dead: set[int]) -> bool:
         """Swap the record, if everything is as it was planned for; whether it is. O(record)."""
         made, keys = self._plan, self._keys
-        place = packing.key_of(keys, self._piece)
-        if tx.get(place) != self._piece.raw or not _still_holds(tx, made, going, dead, self._where):
+        if packing.raw_of(tx, keys, self._piece) != self._piece.raw or not _still_holds(
+            tx, made, going, dead, self._where
+        ):
             return False
-        tx.delete(place)
+        packing.delete(tx, keys, self._piece)
         for key, value in self.puts.items():
             tx.put(key, value)
+        for last, raw in self.packs.items():
+            lines.put_pack(tx, keys.prefix, last, raw)
         low = records.snapshots(keys.prefix)
         for seq, root in self.roots.items():
             if tx.get(low + int_part(seq)) is None if root is None else not root.write(tx):
@@ -450,7 +454,7 @@ def _expired_record(tx: Tx, rule: str) -> bytes:
 
 def not_there(reader: Reader, keys: ThreadKeys, head: Head, seq: object, where: str) -> CheckpointNotFound:
     """The error for a checkpoint that is not there: never was, or was removed, and by which rule. Raise it."""
-    if seq.__class__ is int and 0 <= seq < head.next_seq:  # type: ignore[operator]  # it is an int
+    if seq.__class__ is int and 0 <= seq < head.next_seq:
         raw = reader.get(keys.prefix + _EXPIRED)
         if raw is not None:
             _, rule, at_us, _ = records.unpack(raw, where)

@@ -27,17 +27,17 @@ class Retention:
 
     A checkpoint stays if it is the head, is held (the newest decision on the head's line, the decision of a call
     that has no receipt), is pinned, is one of the last `keep_last`, has a reason in `keep`, or has a step that
-    `keep_every` divides. `max_age` takes away older ones that stay by `keep` or `keep_every` alone. `finished_after` deletes
-    whole threads whose head has the status COMPLETED or FAILED and is older.
+    `keep_every` divides. `max_age` takes away older ones that stay by `keep` or `keep_every` alone. `finished_after`
+    deletes whole threads whose head has the status COMPLETED or FAILED and is older.
 
-    `keep_last`: 1 or more. `keep`: reasons (`agentstore.REASONS`). `keep_every`: steps, 1 or more, or None. `max_age`,
+    `keep_last`: 1 or more, or None for all. `keep`: reasons (`agentstore.REASONS`). `keep_every`: steps, 1 or more, or None. `max_age`,
     `finished_after`: durations, or None for never. `ValueError`, `TypeError` for anything else.
 
     >>> Retention(keep_last=20, keep={"final"}, max_age=timedelta(days=30))
     Retention(keep_last=20, keep={'final'}, max_age=30 days, 0:00:00)
     """
 
-    keep_last: int = 20
+    keep_last: int | None = 20
     keep: frozenset[str] = field(default=KEEP_DEFAULT)
     keep_every: int | None = None
     max_age: timedelta | None = None
@@ -45,7 +45,7 @@ class Retention:
 
     def __init__(
         self,
-        keep_last: int = 20,
+        keep_last: int | None = 20,
         keep: Iterable[str] = KEEP_DEFAULT,
         keep_every: int | None = None,
         max_age: timedelta | None = None,
@@ -57,9 +57,9 @@ class Retention:
         for reason in reasons:
             if reason not in REASON_CODES:
                 raise ValueError(f"there is no reason {reason!r}; the reasons are {', '.join(REASON_CODES)}")
-        for name, number in (("keep_last", keep_last), ("keep_every", 1 if keep_every is None else keep_every)):
-            if number.__class__ is not int or not 1 <= number < 1 << 62:
-                raise ValueError(f"{name} is an int of 1 or more, not {number!r}")
+        for name, number in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if number is not None and (number.__class__ is not int or not 1 <= number < 1 << 62):
+                raise ValueError(f"{name} is an int of 1 or more, or None, not {number!r}")
         for name, age in (("max_age", max_age), ("finished_after", finished_after)):
             if age is not None and (not isinstance(age, timedelta) or age < timedelta(0)):
                 raise ValueError(f"{name} is a timedelta of 0 or more, or None, not {age!r}")
@@ -120,13 +120,13 @@ class Retention:
         O(checkpoints).
         """
         ordered = list(entries)
-        newest = {entry.seq for entry in ordered[-self.keep_last :]}
+        newest = {entry.seq for entry in (ordered if self.keep_last is None else ordered[-self.keep_last :])}
         oldest_us = None if self.max_age is None else now_us - self.max_age // _MICROSECOND
         kept: dict[int, str] = {}
         for entry in ordered:
             why = "head" if entry.seq == head else held.get(entry.seq)
             if why is None and entry.seq in newest:
-                why = f"one of the last {self.keep_last}"
+                why = "every one stays" if self.keep_last is None else f"one of the last {self.keep_last}"
             if why is None and (oldest_us is None or entry.created_us >= oldest_us):
                 why = self._key_node(entry)
             if why is not None:

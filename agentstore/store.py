@@ -256,8 +256,8 @@ class Store:
     def apply_retention(self, default: Retention | None = None, *, dry_run: bool = False) -> list[Expiry]:
         """Remove now what retention lets go of all threads; what went of each, or with `dry_run` would go.
 
-        `default`: in the place of the store's rule, for threads that have none of their own. What is damaged stays, with
-        all that stands on it, and is logged. May run beside writers, and be interrupted and run again: each
+        `default`: in the place of the store's rule, for threads that have none of their own. What is damaged stays,
+        with all that stands on it, and is logged. May run beside writers, and be interrupted and run again: each
         transaction leaves a whole store. O(store).
 
         >>> from agentstore import Retention, Set

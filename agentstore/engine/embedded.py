@@ -359,21 +359,28 @@ class EmbeddedEngine:
 
     # --- the end ---------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Fold and let go. Who closes last leaves an empty log. Idempotent; other users of a shared engine keep it."""
+    def close(self, *, shrink: bool = False) -> bool:
+        """Fold and let go. Who closes last leaves an empty log. Idempotent; other users of a shared engine keep it.
+
+        `shrink`: whatever its size, base gives its free pages back. Returns whether nobody else had the store open, so
+        that this could be done.
+        """
         with process.opening:
             if self._gone is not None:
-                return
+                return False
             # Not below 0: a close that was interrupted is made again.
             self._users = max(0, self._users - 1)
             if self._users:
-                return
+                return False
             self._stop_background()
             try:
                 if self._frozen is None and not self.readonly:
                     self._fold_all()
             finally:
-                self._release(StoreClosed(f"the store {self.path} was closed; open it again"), clear=True)
+                alone = self._release(
+                    StoreClosed(f"the store {self.path} was closed; open it again"), clear=True, shrink=shrink
+                )
+        return alone
 
     def _stop_background(self) -> None:
         if self._background is not None:
@@ -406,7 +413,9 @@ class EmbeddedEngine:
         finally:
             process.opening.release()
 
-    def _release(self, why: AgentStoreError, *, clear: bool) -> None:
+    def _release(self, why: AgentStoreError, *, clear: bool, shrink: bool = False) -> bool:
+        """Close everything; whether nobody else has the store open."""
+        alone = False
         self._gate.close()
         try:
             self._gone = why
@@ -414,7 +423,7 @@ class EmbeddedEngine:
                 del process.engines[self._identity]
             if self._frozen is not None:
                 self._frozen.close()
-                return
+                return alone
             try:
                 self._parts.close()
             except BaseException:
@@ -422,11 +431,12 @@ class EmbeddedEngine:
                 raise
             finally:
                 if clear:
-                    close_store(self._files, self._lock, self.path, self.uuid)
+                    alone = close_store(self._files, self._lock, self.path, self.uuid, shrink_always=shrink)
                 else:
                     self._files.close(self._lock)
         finally:
             self._gate.open()
+        return alone
 
     # --- fork ------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Callable
 
@@ -148,6 +149,14 @@ class Files:
 
     def file_size(self, path: str) -> int:
         return os.stat(path).st_size
+
+    def allocated_bytes(self, path: str) -> int:
+        """Size of a file in blocks of the disk; 0 if it is not there, or a directory."""
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return 0
+        return 0 if stat.S_ISDIR(status.st_mode) else status.st_blocks * 512
 
     def names(self, path: str) -> list[str]:
         """Names in a directory, sorted, so that runs repeat."""

@@ -14,10 +14,10 @@ from agentstore.errors import StoreFailed
 
 FORMAT, WAL, BASE, TAIL, CONTROL, LOCK = "FORMAT", "wal", "base.mdb", "tail.mdb", "control", "lock"
 BASE_NEW = "base.mdb.new"
-SYNC_LOCK, FOLD_LOCK = "lock.sync", "lock.fold"
+SYNC_LOCK, FOLD_LOCK, JOB_LOCK = "lock.sync", "lock.fold", "lock.job"
 
 OWN_NAMES = frozenset(
-    [FORMAT, FORMAT + ".new", WAL, CONTROL, LOCK, SYNC_LOCK, FOLD_LOCK]
+    [FORMAT, FORMAT + ".new", WAL, CONTROL, LOCK, SYNC_LOCK, FOLD_LOCK, JOB_LOCK]
     + [name + suffix for name in (BASE, TAIL, BASE_NEW) for suffix in ("", "-lock")]
 )
 """Every name that stands in a store directory."""

@@ -1,0 +1,270 @@
+"""The offline job: retention, cold packs, dictionaries, and the disk space back.
+
+Every step is a transaction of its own, so it can be killed at any moment and run again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentstore import dictionaries, packing, pruning, records
+from agentstore.codec import zstd
+from agentstore.engine.api import Reader, Tx
+from agentstore.engine.embedded import EmbeddedEngine
+from agentstore.engine.job import JobLock, disk_bytes, require_alone, require_room
+from agentstore.errors import CorruptionError
+from agentstore.packing import Piece, Single, Swap
+from agentstore.packs import Pack
+from agentstore.records import ThreadKeys
+from agentstore.retention import Retention
+
+COLD_LEVEL: Final = 19
+COLD_MEMBERS: Final = 4096
+"""A cold pack has at most so many checkpoints (and `packing.CONTENT_BYTES_MAX` bytes): what a load reads at least."""
+
+SAMPLE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""A dictionary is trained on at most so many bytes, taken evenly from all threads."""
+SAMPLE_OF_THREAD_MAX: Final = 1024 * 1024
+CONTENT_BYTES_MIN: Final = 512 * 1024
+"""Of less than so many bytes nothing is to be learnt."""
+DICTIONARY_SHARE: Final = 14
+"""A dictionary has one byte for so many of what it is for, and at most `DICTIONARY_BYTES_MAX`."""
+DICTIONARY_BYTES_MAX: Final = 512 * 1024
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how much of it is, and how much there is."""
+
+
+@dataclass(slots=True)
+class Compacted:
+    """What a job did."""
+
+    bytes_before: int
+    """Of the directory, as blocks of the disk."""
+    bytes_after: int = 0
+    expired: list[pruning.Expiry] = field(default_factory=list)
+    packs: int = 0
+    """Packs that were written."""
+    dictionary: int | None = None
+    """Id of the dictionary that was trained, if one was."""
+    damaged: list[str] = field(default_factory=list)
+    """Threads that were left as they are, and why."""
+    shrunk: bool = False
+    """Whether nobody else had the store open at the end, so that its files could give their free pages back."""
+
+
+def _nothing(_what: str, _done: int, _all: int) -> None:
+    pass
+
+
+def compact(
+    path: str | os.PathLike[str],
+    *,
+    retention: Retention | None = None,
+    level: int = COLD_LEVEL,
+    jobs: int = 1,
+    online: bool = False,
+    dry_run: bool = False,
+    progress: Progress = _nothing,
+) -> Compacted:
+    """Apply retention, make large packs of what is cold, and give disk space back; what was done.
+
+    `retention`: for threads without a rule of their own, in the place of the store's. `level`: of zstd, 1 to 19.
+    `jobs`: threads that compress. `online`: beside others who have the store open (files shrink only once they
+    closed it). `dry_run`: only say what retention would remove.
+
+    `StoreInUse`: somebody has the store open, or another job runs. `DiskFull` before anything is done. What is damaged
+    is left as it is and listed. Memory: a few packs. O(store).
+    """
+    path = os.path.abspath(os.fspath(path))
+    with JobLock(path):
+        if not online and not dry_run:
+            require_alone(path)
+        if not dry_run:
+            require_room(path)
+        done = Compacted(disk_bytes(path))
+        engine = EmbeddedEngine.open(path, create=False, readonly=dry_run, background=False)
+        try:
+            for expiry in pruning.apply(engine, retention, dry_run=dry_run):
+                done.expired.append(expiry)
+                progress("retention", len(done.expired), 0)
+            if not dry_run:
+                _Packer(engine, level, jobs, done, progress).run()
+        finally:
+            done.shrunk = engine.close(shrink=not dry_run)
+        done.bytes_after = disk_bytes(path)
+    return done
+
+
+class _Packer:
+    """Makes the cold packs of a whole store."""
+
+    def __init__(self, engine: EmbeddedEngine, level: int, jobs: int, done: Compacted, progress: Progress) -> None:
+        self._engine = engine
+        self._level = level
+        self._jobs = jobs
+        self._done = done
+        self._progress = progress
+        self._dictionary: zstd.Dictionary | None = None
+
+    def run(self) -> None:
+        """Train if need be, pack every thread, forget the dictionaries that nothing needs any more."""
+        numbers = self._numbers()
+        self._dictionary = self._have_dictionary(numbers)
+        with ThreadPoolExecutor(self._jobs) as pool:
+            for at, found in enumerate(pool.map(self._thread, numbers), 1):
+                for each in found:
+                    self._done.damaged.append(each)
+                self._progress("packs", at, len(numbers))
+        self._forget_dictionaries()
+
+    def _numbers(self) -> list[int]:
+        with self._engine.read() as snap:
+            low = records.CREATED
+            return [records.seq_of(key, low) for key, _ in snap.scan(low, records.end_of(low))]
+
+    # --- packs -------------------------------------------------------------------------
+
+    def _thread(self, number: int) -> list[str]:
+        """Pack one thread; what is damaged in it."""
+        keys, where = ThreadKeys(number), f"thread number {number}"
+        try:
+            for low in self._runs(keys, where):
+                self._pack(keys, low, where)
+        except CorruptionError as error:
+            return [str(error)]
+        return []
+
+    def _runs(self, keys: ThreadKeys, where: str) -> list[tuple[int, int]]:
+        """First and last seq of the runs that are worth writing anew."""
+        with self._engine.read() as snap:
+            found = packing.runs(packing.pieces(snap, keys, where), COLD_MEMBERS)
+            return [(run[0].first, run[-1].last) for run in found if self._is_due(run)]
+
+    def _is_due(self, run: list[Piece]) -> bool:
+        if len(run) == 1:
+            piece = run[0]
+            return isinstance(piece, Pack) and (not piece.is_cold or self._forgotten(piece.dictionary))
+        return any(isinstance(piece, Single) or not piece.is_cold for piece in run) or self._merges(run)
+
+    def _merges(self, run: list[Piece]) -> bool:
+        """Cold packs are put together only where that makes them half as many: else the last would grow for ever."""
+        return sum([piece.count for piece in run]) >= 2 * max(piece.count for piece in run)
+
+    def _forgotten(self, dictionary: int) -> bool:
+        """Whether a pack of this dictionary has to be written anew."""
+        return dictionary != 0 and (self._dictionary is None or dictionary != self._dictionary.id)
+
+    def _pack(self, keys: ThreadKeys, span: tuple[int, int], where: str) -> None:
+        with self._engine.read() as snap:
+            run = [
+                piece for piece in packing.pieces(snap, keys, where) if span[0] <= piece.first and piece.last <= span[1]
+            ]
+            swap = self._make(snap, keys, run, where)
+        if swap is not None and self._engine.transact(swap.write).value:
+            self._done.packs += 1
+
+    def _make(self, snap: Reader, keys: ThreadKeys, run: list[Piece], where: str) -> Swap | None:
+        forced = any(isinstance(piece, Pack) and self._forgotten(piece.dictionary) for piece in run)
+        return packing.make(
+            snap, keys, run, where, level=self._level, dictionary=self._dictionary, cold=True, forced=forced
+        )
+
+    # --- dictionaries ------------------------------------------------------------------
+
+    def _have_dictionary(self, numbers: list[int]) -> zstd.Dictionary | None:
+        """The newest dictionary that may stay, else a new one if there is enough to learn from."""
+        with self._engine.read() as snap:
+            there = [each for each in dictionaries.all_of(snap) if not self._is_stale(snap, each, set(numbers))]
+            if there:
+                return dictionaries.find(snap, max(there, key=lambda each: each.lsn).id)
+        samples, threads, content = self._samples(numbers)
+        if content < CONTENT_BYTES_MIN:
+            return None
+        trained = zstd.train(samples, min(DICTIONARY_BYTES_MAX, content // DICTIONARY_SHARE))
+        if trained is None:
+            return None
+
+        def write(tx: Tx) -> None:
+            assert trained is not None
+            dictionaries.put(tx, trained, threads)
+
+        self._engine.transact(write)
+        self._done.dictionary = trained.id
+        return trained
+
+    def _is_stale(self, snap: Reader, trained: dictionaries.Trained, there: set[int]) -> bool:
+        """Whether a thread that it was trained on is gone, or forgot something since."""
+        return any(
+            number not in there or pruning.forgot_at(snap, ThreadKeys(number)) > trained.lsn
+            for number in trained.threads
+        )
+
+    def _samples(self, numbers: list[int]) -> tuple[list[bytes], list[int], int]:
+        """(bodies, the threads they are of, bytes of all bodies as far as they were read)."""
+        samples: list[bytes] = []
+        threads: list[int] = []
+        taken = content = 0
+        step = max(1, len(numbers) // 2000)
+        for number in numbers[::step]:
+            share = 0
+            for body in self._bodies(number):
+                content += len(body)
+                if taken < SAMPLE_BYTES_MAX and share < SAMPLE_OF_THREAD_MAX:
+                    samples.append(body)
+                    taken += len(body)
+                    share += len(body)
+            if share:
+                threads.append(number)
+        return samples, threads, content * step
+
+    def _bodies(self, number: int) -> Iterator[bytes]:
+        """What the checkpoints of a thread added."""
+        try:
+            with self._engine.read() as snap:
+                for piece in packing.pieces(snap, ThreadKeys(number), f"thread number {number}"):
+                    ops = [piece.entry.ops()] if isinstance(piece, Single) else piece.all_ops()
+                    yield from (op[2] for each in ops for op in each if len(op) == 5 and len(op[2]) >= 64)
+        except CorruptionError:
+            return  # said when it is packed
+
+    def _forget_dictionaries(self) -> None:
+        """Remove those that no pack names. O(packs)."""
+        with self._engine.read() as snap:
+            there = {each.id for each in dictionaries.all_of(snap)}
+            there.discard(0 if self._dictionary is None else self._dictionary.id)
+            for number in self._numbers() if there else ():
+                there -= packing.dictionaries_named(snap, ThreadKeys(number))
+
+        def write(tx: Tx) -> None:
+            for number in there:
+                dictionaries.remove(tx, number)
+
+        if there:
+            self._engine.transact(write)
+
+
+def as_json(done: Compacted) -> dict[str, Any]:
+    """What a job did, for machines."""
+    return {
+        "bytes_before": done.bytes_before,
+        "bytes_after": done.bytes_after,
+        "packs": done.packs,
+        "dictionary": done.dictionary,
+        "shrunk": done.shrunk,
+        "damaged": done.damaged,
+        "expired": [
+            {
+                "thread": each.thread,
+                "removed": {str(seq): why for seq, why in each.removed.items()},
+                "kept": {str(seq): why for seq, why in each.kept.items()},
+                "bytes": each.bytes,
+                "whole": each.whole,
+            }
+            for each in done.expired
+        ],
+    }
