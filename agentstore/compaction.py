@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agentstore import dictionaries, packing, pruning, records
+from agentstore import dictionaries, packing, pruning, records, snapshots
 from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
 from agentstore.engine.embedded import EmbeddedEngine
@@ -142,22 +142,33 @@ class _Packer:
     def _runs(self, keys: ThreadKeys, where: str) -> list[tuple[int, int]]:
         """First and last seq of the runs that are worth writing anew."""
         with self._engine.read() as snap:
-            found = packing.runs(packing.pieces(snap, keys, where), COLD_MEMBERS)
+            found = packing.runs(self._pieces(snap, keys, where), COLD_MEMBERS, roots=True)
             return [(run[0].first, run[-1].last) for run in found if self._is_due(run)]
 
+    def _pieces(self, snap: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
+        """The thread without roots whose state is too large for a pack: those stay in their snapshots."""
+        for piece in packing.pieces(snap, keys, where):
+            if packing.is_root(piece):
+                size = snapshots.state_bytes(snap, keys, piece.first, where)
+                if size is None or size > packing.CONTENT_BYTES_MAX:
+                    continue
+            yield piece
+
     def _is_due(self, run: list[Piece]) -> bool:
+        if packing.is_root(run[0]):
+            return True
         if len(run) == 1:
             piece = run[0]
-            return isinstance(piece, Pack) and (not piece.is_cold or self._forgotten(piece.dictionary))
+            return isinstance(piece, Pack) and (not piece.is_cold or self._is_other(piece.dictionary))
         return any(isinstance(piece, Single) or not piece.is_cold for piece in run) or self._merges(run)
 
     def _merges(self, run: list[Piece]) -> bool:
         """Cold packs are put together only where that makes them half as many: else the last would grow for ever."""
         return sum([piece.count for piece in run]) >= 2 * max(piece.count for piece in run)
 
-    def _forgotten(self, dictionary: int) -> bool:
-        """Whether a pack of this dictionary has to be written anew."""
-        return dictionary != 0 and (self._dictionary is None or dictionary != self._dictionary.id)
+    def _is_other(self, dictionary: int) -> bool:
+        """Whether a pack was made with another dictionary than the one of now, or with none."""
+        return dictionary != (0 if self._dictionary is None else self._dictionary.id)
 
     def _pack(self, keys: ThreadKeys, span: tuple[int, int], where: str) -> None:
         with self._engine.read() as snap:
@@ -169,7 +180,7 @@ class _Packer:
             self._done.packs += 1
 
     def _make(self, snap: Reader, keys: ThreadKeys, run: list[Piece], where: str) -> Swap | None:
-        forced = any(isinstance(piece, Pack) and self._forgotten(piece.dictionary) for piece in run)
+        forced = any(isinstance(piece, Pack) and self._is_other(piece.dictionary) for piece in run)
         return packing.make(
             snap, keys, run, where, level=self._level, dictionary=self._dictionary, cold=True, forced=forced
         )
@@ -224,10 +235,11 @@ class _Packer:
 
     def _bodies(self, number: int) -> Iterator[bytes]:
         """What the checkpoints of a thread added."""
+        keys, where = ThreadKeys(number), f"thread number {number}"
         try:
             with self._engine.read() as snap:
-                for piece in packing.pieces(snap, ThreadKeys(number), f"thread number {number}"):
-                    ops = [piece.entry.ops()] if isinstance(piece, Single) else piece.all_ops()
+                for piece in self._pieces(snap, keys, where):
+                    ops = piece.all_ops() if isinstance(piece, Pack) else [packing.ops_of(snap, keys, piece, where)]
                     yield from (op[2] for each in ops for op in each if len(op) == 5 and len(op[2]) >= 64)
         except CorruptionError:
             return  # said when it is packed

@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from agentstore import fields, lines, loading, packs, records
+from agentstore import deltas, fields, lines, loading, packs, records, snapshots
 from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import CorruptionError
 from agentstore.fields import Op, State
-from agentstore.packs import NO_PARENT, Entry, Pack
+from agentstore.packs import NO_PARENT, PACK_MEMBERS, Entry, Pack
 from agentstore.records import FLAG_ROOT, ThreadKeys, int_part
 
-PACK_MEMBERS: Final = 64
-"""So many deltas of one line become a pack in the background: more save little, and an old state is read for longer."""
 PACK_LEVEL: Final = 9
 """Of zstd. Measured on transcripts: level 3 packs to 0.156, 9 to 0.142, 19 to 0.136 of their CBOR."""
 REST_MEMBERS_MIN: Final = 8
@@ -73,6 +71,8 @@ class Swap:
     keys: ThreadKeys
     pieces: list[Piece]
     record: bytes
+    snapshot: int | None = None
+    """The snapshot that had the state of a root, which the pack has now."""
 
     def write(self, tx: Tx) -> bool:
         """Put the pack for the others, if they are as they were read; whether they are. O(records)."""
@@ -82,6 +82,8 @@ class Swap:
         for piece in self.pieces:
             delete(tx, self.keys, piece)
         lines.put_pack(tx, prefix, self.pieces[-1].last, self.record)
+        if self.snapshot is not None:
+            snapshots.remove(tx, self.keys, {self.snapshot}, f"thread number {self.keys.number}")
         return True
 
 
@@ -138,25 +140,33 @@ def pieces(reader: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
         yield from alone
 
 
-def runs(found: Iterator[Piece], members: int, content_bytes: int = CONTENT_BYTES_MAX) -> Iterator[list[Piece]]:
+def runs(
+    found: Iterator[Piece], members: int, content_bytes: int = CONTENT_BYTES_MAX, *, roots: bool = False
+) -> Iterator[list[Piece]]:
     """Pieces in runs where each follows the one before in its line, of at most so many members and bytes.
 
-    What has its state in a snapshot alone is in no run: that state cannot be computed from what stands before.
+    A root, whose state is in a snapshot alone, is in no run, or with `roots` the first of one: its state cannot be
+    computed from what stands before.
     """
     run: list[Piece] = []
     count = size = 0
     for piece in found:
-        root = isinstance(piece, Single) and piece.entry.flags & FLAG_ROOT
+        root = is_root(piece)
         fits = count + piece.count <= members and size + piece.content_bytes <= content_bytes
         if run and (root or not fits or piece.parent != run[-1].last):
             yield run
             run, count, size = [], 0, 0
-        if not root:
+        if not root or roots:
             run.append(piece)
             count += piece.count
             size += piece.content_bytes
     if run:
         yield run
+
+
+def is_root(piece: Piece) -> bool:
+    """Whether a snapshot has its state, and nothing else."""
+    return isinstance(piece, Single) and bool(piece.entry.flags & FLAG_ROOT)
 
 
 def pays(run: list[Piece]) -> bool:
@@ -195,10 +205,11 @@ def make(
     before = fields.state_sum(state)
     entries: list[Entry] = []
     ops: list[list[Op]] = []
+    rooted = is_root(run[0])
     for piece in run:
         if isinstance(piece, Single):
             entries.append(piece.entry)
-            ops.append(_relative(piece.entry, state, where))
+            ops.append(_relative(ops_of(reader, keys, piece, where), piece, state, where))
         else:
             if fields.state_sum(state) != piece.before:
                 raise CorruptionError(f"{where}: the pack {piece.last} is not of the state that it is applied to")
@@ -222,17 +233,30 @@ def make(
         dictionary=dictionary,
         cold=cold,
     )
-    if not forced and len(record) + RECORD_OVERHEAD >= sum([len(piece.raw) + RECORD_OVERHEAD for piece in run]):
+    if (
+        not forced
+        and not rooted
+        and len(record) + RECORD_OVERHEAD >= sum([len(piece.raw) + RECORD_OVERHEAD for piece in run])
+    ):
         return None
     _check_same(record, entries, ops, where, dictionary)
-    return Swap(keys, run, record)
+    return Swap(keys, run, record, run[0].first if rooted else None)
 
 
-def _relative(entry: Entry, state: State, where: str) -> list[Op]:
+def ops_of(reader: Reader, keys: ThreadKeys, piece: Single, where: str) -> list[Op]:
+    """What a checkpoint changed; of a root, what makes its state out of nothing. O(size)."""
+    if not is_root(piece):
+        return piece.entry.ops()
+    loaded = loading.load(reader, keys.prefix, piece.last, where)
+    loading.verify(loaded, reader, keys.prefix, piece.last, where)
+    return deltas.plan_copy(loaded.state).ops
+
+
+def _relative(ops: list[Op], piece: Single, state: State, where: str) -> list[Op]:
     try:
-        return packs.relative(entry.ops(), state)
+        return packs.relative(ops, state)
     except CorruptionError as error:
-        raise CorruptionError(f"{where}, checkpoint {entry.seq}: {error}") from error
+        raise CorruptionError(f"{where}, checkpoint {piece.last}: {error}") from error
 
 
 def _forget_bytes(state: State) -> None:

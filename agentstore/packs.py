@@ -43,6 +43,8 @@ FLAG_COLD: Final = 1
 # the first and after the last member
 PACK = struct.Struct("<BBHIQQII")
 assert PACK.size == 32
+PACK_MEMBERS: Final = 64
+"""So many deltas of one line become a pack in the background: more save little, and an old state is read for longer."""
 MEMBERS_MAX: Final = (1 << 16) - 1
 _LENGTHS = struct.Struct("<II")
 _STREAMED: Final = frozenset({OP_SET, OP_APPEND})

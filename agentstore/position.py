@@ -13,7 +13,7 @@ from agentstore.deltas import Plan
 from agentstore.engine.api import Confirmed, Reader, Tx
 from agentstore.errors import CheckpointNotFound, CorruptionError, StaleThread, ThreadGone, ThreadNotFound
 from agentstore.fields import State
-from agentstore.packing import PACK_MEMBERS
+from agentstore.packs import PACK_MEMBERS
 from agentstore.records import FLAG_SUMS, REASON_CODES, Head, ThreadKeys, shown
 from agentstore.snapshots import is_due
 from agentstore.staging import Guard, Staged, encode_meta, written_nothing

@@ -30,8 +30,8 @@ class Retention:
     `keep_every` divides. `max_age` takes away older ones that stay by `keep` or `keep_every` alone. `finished_after`
     deletes whole threads whose head has the status COMPLETED or FAILED and is older.
 
-    `keep_last`: 1 or more, or None for all. `keep`: reasons (`agentstore.REASONS`). `keep_every`: steps, 1 or more, or None. `max_age`,
-    `finished_after`: durations, or None for never. `ValueError`, `TypeError` for anything else.
+    `keep_last`: 1 or more, or None for all. `keep`: reasons (`agentstore.REASONS`). `keep_every`: steps, 1 or more, or
+    None. `max_age`, `finished_after`: durations, or None for never. `ValueError`, `TypeError` for anything else.
 
     >>> Retention(keep_last=20, keep={"final"}, max_age=timedelta(days=30))
     Retention(keep_last=20, keep={'final'}, max_age=30 days, 0:00:00)

@@ -23,7 +23,7 @@ from agentstore.engine.api import Reader, Tx
 from agentstore.errors import AgentStoreError, CorruptionError
 from agentstore.fields import Chunk, State
 from agentstore.loading import Cost, Loaded
-from agentstore.packing import PACK_MEMBERS
+from agentstore.packs import PACK_MEMBERS
 from agentstore.records import FLAG_ROOT, FLAG_ZSTD, SNAPSHOT, VERSION, ThreadKeys, int_part
 
 if TYPE_CHECKING:
@@ -51,6 +51,14 @@ GAP_MIN: Final = 1024
 """Between two snapshots there are at least so many checkpoints, but for the newest."""
 THIN_EVERY: Final = 16
 """Thinning looks at a thread after every so many of its snapshots."""
+
+
+def state_bytes(reader: Reader, keys: ThreadKeys, seq: int, where: str) -> int | None:
+    """The size of the state that a snapshot holds, in bytes; None if there is none. O(fields)."""
+    raw = reader.get(records.snapshots(keys.prefix) + int_part(seq))
+    if raw is None:
+        return None
+    return sum([field.size for field in loading.read_snapshot(reader, keys.prefix, seq, raw, where).values()])
 
 
 def is_due(cost: Cost, state_bytes: int) -> bool:

@@ -20,7 +20,7 @@ def _retention(
     keep_last: int | None, keep: str | None, keep_every: int | None, max_age: str | None, finished_after: str | None
 ) -> Retention | None:
     """The rule that the options make; None if there are none."""
-    if keep_last is keep is keep_every is max_age is finished_after is None:
+    if all(each is None for each in (keep_last, keep, keep_every, max_age, finished_after)):
         return None
     more: dict[str, Any] = {}
     if keep is not None:
@@ -58,8 +58,8 @@ def compact(
 ) -> None:
     """Apply retention, pack what is cold, and give disk space back. May be killed and run again.
 
-    Without options for it, the rules that are kept in the store apply. Exit status 2 while another job runs, or somebody
-    has the store open (without --online).
+    Without options for it, the rules that are kept in the store apply. Exit status 2 while another job runs, or
+    somebody has the store open (without --online).
     """
     rule = _retention(keep_last, keep, keep_every, max_age, finished_after)
     progress = _Progress()
