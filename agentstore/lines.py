@@ -85,7 +85,7 @@ def find(reader: Reader, prefix: bytes, seq: int, where: str) -> Entry | None:
         return entry_of(seq, raw, where)
     pack = find_pack(reader, prefix, seq, where)
     at = None if pack is None else pack.index(seq)
-    return None if pack is None or at is None else pack.entries()[at]
+    return None if pack is None or at is None else pack.entry(at)
 
 
 def descending(reader: Reader, prefix: bytes, below: int, where: str) -> Iterator[Entry]:
@@ -122,7 +122,6 @@ class Line:
         self._ahead: dict[int, bytes] = {}
         self._packs: list[tuple[int, int, bytes]] = []
         self._pack: Pack | None = None
-        self._entries: list[Entry] = []
 
     def read_ahead(self, low: int, high: int) -> None:
         """Read what there is from `low` to `high` in two scans: most lines are straight."""
@@ -156,7 +155,7 @@ class Line:
             if self._reader.get(self._checkpoints + int_part(seq)) is not None:
                 return None
             found = find_pack(self._reader, self._prefix, seq, self._where)
-        self._pack, self._entries = found, []
+        self._pack = found
         return found
 
     def entry(self, seq: int) -> Entry:
@@ -179,9 +178,7 @@ class Line:
         at = None if pack is None else pack.index(seq)
         if pack is None or at is None:
             return None
-        if not self._entries:
-            self._entries = pack.entries()
-        return self._entries[at]
+        return pack.entry(at)
 
 
 # --- records of packs --------------------------------------------------------------------

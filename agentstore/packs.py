@@ -24,6 +24,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from agentstore import fields as state_fields
@@ -128,6 +129,7 @@ class Pack:
         "_changes",
         "_content",
         "_heads",
+        "_sums_of_heads",
         "_where",
         "after",
         "before",
@@ -145,6 +147,7 @@ class Pack:
         self.last = last
         self._where = f"{where}, pack {last}"
         self._heads: list[Any] | None = None
+        self._sums_of_heads: tuple[list[int], bytes, list[int], list[int], list[int], list[bytes]] | None = None
         self._changes: tuple[list[Any], list[list[Op]] | None, int] | None = None
         if len(raw) < PACK.size or raw[0] != records.VERSION:
             raise CorruptionError(f"{self._where}: the record is damaged or of another format")
@@ -227,39 +230,38 @@ class Pack:
 
     def entries(self) -> list[Entry]:
         """All members, ascending. O(members)."""
-        _, reasons, times, lsns, ids, metas, _ = self._decoded_heads()
-        seqs = self.seqs()
-        share = len(self.raw) // self.count
-        found: list[Entry] = []
-        created = lsn = commit = 0
-        parent = self.parent
+        return [self.entry(at) for at in range(self.count)]
+
+    def entry(self, at: int) -> Entry:
+        """Member `at`. O(1) but for the first one asked for, O(members)."""
+        seqs, reasons, times, lsns, ids, metas = self._summed()
         try:
-            for at, seq in enumerate(seqs):
-                created += times[at]
-                lsn += lsns[at]
-                commit = (commit + ids[at]) & _ID_MASK
-                found.append(
-                    Entry(
-                        seq,
-                        parent,
-                        REASONS[reasons[at]],
-                        created,
-                        lsn,
-                        commit.to_bytes(8, "big"),
-                        self.after if seq == self.last else None,
-                        metas[at],
-                        0,
-                        share,
-                        self._reader_of(at),
-                    )
-                )
-                parent = seq
+            return Entry(
+                seqs[at],
+                seqs[at - 1] if at else self.parent,
+                REASONS[reasons[at]],
+                times[at],
+                lsns[at],
+                (ids[at] & _ID_MASK).to_bytes(8, "big"),
+                self.after if at == self.count - 1 else None,
+                metas[at],
+                0,
+                len(self.raw) // self.count,
+                lambda: (self.ops(at), self.sums() if at == self.count - 1 else None),
+            )
         except (IndexError, TypeError, ValueError, OverflowError) as error:
             raise self._damaged(error) from error
-        return found
 
-    def _reader_of(self, at: int) -> Callable[[], tuple[list[Op], list[Any] | None]]:
-        return lambda: (self.ops(at), self.sums() if at == self.count - 1 else None)
+    def _summed(self) -> tuple[list[int], bytes, list[int], list[int], list[int], list[bytes]]:
+        """The columns of the heads, differences added up."""
+        if self._sums_of_heads is None:
+            _, reasons, times, lsns, ids, metas, _ = self._decoded_heads()
+            try:
+                added = list(accumulate(times)), list(accumulate(lsns)), list(accumulate(ids))
+            except TypeError as error:
+                raise self._damaged(error) from error
+            self._sums_of_heads = self.seqs(), reasons, *added, metas
+        return self._sums_of_heads
 
     def ops(self, at: int) -> list[Op]:
         """The ops of member `at`; their order is that in which fields first appear. O(members)."""
