@@ -190,9 +190,10 @@ class _Packer:
     def _have_dictionary(self, numbers: list[int]) -> zstd.Dictionary | None:
         """The newest dictionary that may stay, else a new one if there is enough to learn from."""
         with self._engine.read() as snap:
-            there = [each for each in dictionaries.all_of(snap) if not self._is_stale(snap, each, set(numbers))]
-            if there:
-                return dictionaries.find(snap, max(there, key=lambda each: each.lsn).id)
+            newest = dictionaries.newest(snap)
+            for each in dictionaries.all_of(snap) if newest is not None else ():
+                if newest is not None and each.id == newest.id and not self._is_stale(snap, each, set(numbers)):
+                    return newest
         samples, threads, content = self._samples(numbers)
         if content < CONTENT_BYTES_MIN:
             return None

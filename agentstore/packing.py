@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from agentstore import deltas, fields, lines, loading, packs, records, snapshots
+from agentstore import deltas, dictionaries, fields, lines, loading, packs, records, snapshots
 from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
 from agentstore.engine.embedded import EmbeddedEngine
@@ -298,7 +298,8 @@ def pack_full(engine: EmbeddedEngine, number: int, low: int = 0) -> int:
         if snap.get(keys.head) is None:
             return low
         found = list(runs(singles(snap, keys, where, low), PACK_MEMBERS))
-        swaps = [make(snap, keys, run, where) for run in found if len(run) == PACK_MEMBERS]
+        dictionary = dictionaries.newest(snap)
+        swaps = [make(snap, keys, run, where, dictionary=dictionary) for run in found if len(run) == PACK_MEMBERS]
     for swap in swaps:
         if swap is not None:
             engine.transact(swap.write)
@@ -308,10 +309,10 @@ def pack_full(engine: EmbeddedEngine, number: int, low: int = 0) -> int:
     return found[-1][0].first if len(found[-1]) < PACK_MEMBERS else found[-1][-1].last + 1
 
 
-def rest(reader: Reader, number: int) -> list[Swap]:
+def rest(reader: Reader, number: int, dictionary: zstd.Dictionary | None = None) -> list[Swap]:
     """The packs that pay for what `pack_full` left of a thread. O(checkpoints with records of their own)."""
     keys, where = ThreadKeys(number), f"thread number {number}"
     if reader.get(keys.head) is None:
         return []
     found = [run for run in runs(singles(reader, keys, where), PACK_MEMBERS) if pays(run)]
-    return [swap for run in found if (swap := make(reader, keys, run, where)) is not None]
+    return [swap for run in found if (swap := make(reader, keys, run, where, dictionary=dictionary)) is not None]

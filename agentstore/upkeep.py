@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from agentstore import deleting, packing, pruning, snapshots
+from agentstore import deleting, dictionaries, packing, pruning, snapshots
 from agentstore.engine.api import Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, ReadOnlyStore
@@ -108,7 +108,7 @@ class Upkeep:
 
     def _rests(self, numbers: list[int]) -> None:
         with self._engine.read() as snap:
-            swaps = [swap for number in numbers for swap in packing.rest(snap, number)]
+            swaps = [swap for number in numbers for swap in packing.rest(snap, number, dictionaries.newest(snap))]
 
         def write(tx: Tx) -> None:
             for swap in swaps:
