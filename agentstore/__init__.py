@@ -62,6 +62,7 @@ from agentstore.errors import (
     UnencodableState,
     UnsupportedPlatform,
     UnsupportedRule,
+    WindowTooSmall,
 )
 from agentstore.leases import Lease
 from agentstore.records import REASONS
@@ -72,6 +73,10 @@ from agentstore.thread import Thread
 if TYPE_CHECKING:
     from agentstore.aio import AsyncStore, AsyncThread
     from agentstore.aio_effects import AsyncEffect, AsyncLease
+    from agentstore.context import legal_cuts, window
+    from agentstore.extractive import ExtractiveSummarizer
+    from agentstore.summarizing import NotSummarized, Summarized, Summary, originals, summarize
+    from agentstore.tokens import Reported, count_tokens, estimate_message, text_counter
 
 __version__ = "0.1.0"
 
@@ -101,6 +106,7 @@ __all__ = [
     "EffectInDoubt",
     "EffectInFlight",
     "EffectView",
+    "ExtractiveSummarizer",
     "Fenced",
     "ForkedStore",
     "FormatTooNew",
@@ -112,10 +118,12 @@ __all__ = [
     "LimitExceeded",
     "NotAStore",
     "NotDone",
+    "NotSummarized",
     "OpenError",
     "OutOfResources",
     "ReadOnlyStore",
     "RecoveryNeeded",
+    "Reported",
     "RunFailed",
     "RunUnfinished",
     "RuntimeStateError",
@@ -130,6 +138,8 @@ __all__ = [
     "StoreInUse",
     "StoreNotFound",
     "StorePermissionError",
+    "Summarized",
+    "Summary",
     "Thread",
     "ThreadExists",
     "ThreadGone",
@@ -138,16 +148,45 @@ __all__ = [
     "Unknown",
     "UnsupportedPlatform",
     "UnsupportedRule",
+    "WindowTooSmall",
     "__version__",
+    "count_tokens",
+    "estimate_message",
     "is_not_done",
     "is_unknown",
+    "legal_cuts",
+    "originals",
+    "summarize",
+    "text_counter",
+    "window",
 ]
 
 
+_LATER = {
+    "ExtractiveSummarizer": "extractive",
+    "NotSummarized": "summarizing",
+    "Reported": "tokens",
+    "Summarized": "summarizing",
+    "Summary": "summarizing",
+    "count_tokens": "tokens",
+    "estimate_message": "tokens",
+    "legal_cuts": "context",
+    "originals": "summarizing",
+    "summarize": "summarizing",
+    "text_counter": "tokens",
+    "window": "context",
+}
+"""Names that few programs need, and the modules that have them."""
+
+
 def __getattr__(name: str) -> Any:
-    """The classes that need asyncio, at their first use: it is a third of the time of the import otherwise."""
+    """What needs asyncio (it is a third of the time of the import otherwise) or is about windows, at its first use."""
     if name.startswith("Async") and name in __all__:
         from agentstore import aio
 
         return getattr(aio, name)
+    if name in _LATER:
+        import importlib
+
+        return getattr(importlib.import_module(f"agentstore.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

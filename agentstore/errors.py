@@ -132,7 +132,7 @@ class InvalidChange(AgentStoreError):
 
 
 class WindowTooSmall(AgentStoreError):
-    """What must be in a model's window (system prompt, first goal, pinned messages, the newest message) does not fit."""
+    """What must be in a model's window (system prompt, first goal, pinned and newest messages) does not fit."""
 
 
 # --- leases and effects --------------------------------------------------------------

@@ -163,7 +163,7 @@ def _results_behind(messages: Sequence[Any], at: int) -> Iterator[int]:
 
 
 def _answer(exchange: Exchange, result: Any, place: int) -> bool:
-    """Pair a result with a call of the message that it follows; False if it answers none of them and may be a late one."""
+    """Pair a result with a call of the message that it follows; False if it may be the late answer of another."""
     result_id = result.get("tool_call_id")
     free = [index for index, answer in enumerate(exchange.answers) if answer is None]
     if isinstance(result_id, str):
