@@ -75,7 +75,8 @@ if TYPE_CHECKING:
     from agentstore.aio_effects import AsyncEffect, AsyncLease
     from agentstore.context import legal_cuts, window
     from agentstore.extractive import ExtractiveSummarizer
-    from agentstore.summarizing import NotSummarized, Summarized, Summary, originals, summarize
+    from agentstore.summarizing import originals, summarize
+    from agentstore.summary import NotSummarized, Summarized, Summary
     from agentstore.tokens import Reported, count_tokens, estimate_message, text_counter
 
 __version__ = "0.1.0"
@@ -164,10 +165,10 @@ __all__ = [
 
 _LATER = {
     "ExtractiveSummarizer": "extractive",
-    "NotSummarized": "summarizing",
+    "NotSummarized": "summary",
     "Reported": "tokens",
-    "Summarized": "summarizing",
-    "Summary": "summarizing",
+    "Summarized": "summary",
+    "Summary": "summary",
     "count_tokens": "tokens",
     "estimate_message": "tokens",
     "legal_cuts": "context",

@@ -128,12 +128,15 @@ def summarize(
         limit = cut
     else:
         raise ValueError(f"{cut!r} is not a legal cut of this conversation; see legal_cuts()")
-    span = pick(messages, found, limit, barrier(thread, views, messages, found, field), pinned)
+    opened = barrier(thread, views, messages, found, field)
+    if cut is not None and opened < cut:
+        return _left(thread, NotSummarized("open", f"an effect of message {opened} has no receipt"))
+    span = pick(messages, found, limit, opened, pinned)
     if isinstance(span, NotSummarized):
         return _left(thread, span)
 
-    made = _call(summarizer, span)
     before = sum(counter(messages[at]) for at in span.covered)
+    made = _call(summarizer, span)
     if isinstance(made, NotSummarized):
         return _left(thread, made)
     splice, after = _splice(head, messages, span, made, role, field, counter)
@@ -162,10 +165,10 @@ def originals(thread: Thread, message: Mapping[str, Any], *, field: str = HISTOR
     >>> originals(thread, thread.load()["conversation_history"][0]) == talk[:29]
     True
     """
-    if not is_summary(message):
-        raise ValueError("the message is not a summary of agentstore's")
-    covers = message[SUMMARY_KEY]
-    seq, start, count = covers["seq"], covers["start"], covers["count"]
+    covers = message[SUMMARY_KEY] if is_summary(message) else {}
+    seq, start, count = [covers.get(key) for key in ("seq", "start", "count")]
+    if any(type(each) is not int or each < 0 for each in (seq, start, count)) or "commit" not in covers:
+        raise ValueError(f"the message is not a summary of agentstore's: {SUMMARY_KEY!r} does not say what it covers")
     source = _origin(thread, seq, covers["commit"])
     found = messages_of(source.load(at=seq), field)[start : start + count]
     kept = set(covers.get("kept", ()))
