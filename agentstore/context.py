@@ -79,7 +79,7 @@ def window(
     found = exchanges(messages)
     meter = Meter(messages, counter, usage)
     units = _units(messages, found, pinned_of(messages, found, pinned), meter)
-    if sum(unit.tokens for unit in units) <= max_tokens:
+    if _total(units, meter) <= max_tokens:
         return [message for unit in units for message in unit.copies()]
     _check_pinned(units, max_tokens)
     cuts = [0, *[cut for cut in cuts_of(found, len(messages)) if cut < len(messages)]]
@@ -170,6 +170,12 @@ def _units(messages: Sequence[Any], found: Sequence[Exchange], stays: set[int], 
         tokens = sum([meter.of(message, at) for at, message in shown])
         units.append(_Unit(exchange.start, shown, tokens, place in stays, is_summary(messages[exchange.start])))
     return units
+
+
+def _total(units: Sequence[_Unit], meter: Meter) -> int:
+    """Tokens of all of it: as reported, without the rounding up of its messages, and what the report does not cover."""
+    rest = [(at, message) for unit in units for at, message in unit.shown if at is None or at >= meter.covered]
+    return meter.reported + sum([meter.of(message, at) for at, message in rest])
 
 
 def _check_pinned(units: Sequence[_Unit], max_tokens: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from math import log1p
 from typing import Any, Final, NamedTuple
 
 from agentstore.exchange import calls_of, role_of
@@ -18,8 +20,10 @@ SENTENCES_MAX: Final = 60
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
 _WORD: Final = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\\W\\d_]{3,}")
 # What a person said counts most, then what the model concluded; a tool's output is mostly noise.
-_WEIGHTS: Final = {"user": 2.0, "assistant": 1.5, "tool": 0.7, "function": 0.7}
-_PREVIOUS_WEIGHT: Final = 3.0
+_WEIGHTS: Final = {"user": 4.0, "assistant": 2.0, "tool": 0.5, "function": 0.5}
+_CALL_WEIGHT: Final = 0.7
+_PREVIOUS_WEIGHT: Final = 1.25
+"""Times the weight of the role that a line of the previous summary begins with: it was worth keeping once."""
 
 
 class _Candidate(NamedTuple):
@@ -30,11 +34,12 @@ class _Candidate(NamedTuple):
 
 
 class ExtractiveSummarizer:
-    """Picks the sentences whose words are the most frequent ones of the span, up to `max_tokens` estimated tokens.
+    """Picks the sentences whose words are frequent in the span, up to `max_tokens` estimated tokens.
 
-    They stand in their order, each with the role that said it; calls are listed by their tools' names. Of the previous
-    summary the lines compete with the new ones, with a higher weight, so that a rolling summary does not
-    grow. Deterministic, without state: for any thread. Nothing is sent anywhere, and no tokens are used.
+    A word is worth half as much each time that it was picked, so that what is said often is said once. The sentences
+    stand in their order, each with the role that said it; calls are listed by their tools' names. The lines of the
+    previous summary compete with the new ones, so that a rolling summary does not grow. Deterministic, without
+    state: for any thread. Nothing is sent anywhere, and no tokens are used.
 
     >>> summarize = ExtractiveSummarizer(max_tokens=12)
     >>> print(summarize([{"role": "user", "content": "Book the flight to Oslo. Hm. The flight to Oslo is on May 3."}]))
@@ -51,37 +56,50 @@ class ExtractiveSummarizer:
         """Most tokens of a summary, as `estimate_text` counts them."""
 
     def __call__(self, messages: Sequence[Any], previous: str | None = None) -> str:
-        """The summary of `messages` and of the summary before them; empty if there are no sentences. O(size)."""
+        """The summary of `messages` and of the one before them; empty if there are no sentences. O(size × log(size))."""
         candidates = list(_candidates(messages, previous))
         counts = Counter(word for candidate in candidates for word in candidate.words)
+        worth = {word: log1p(count) for word, count in counts.items()}
+        # Worths only go down, so a score that is still the best when it is computed again is the best of all.
+        heap = [(-_score(each, worth), each.order, each) for each in candidates]
+        heapify(heap)
         picked: list[_Candidate] = []
         room = self.max_tokens
-        for candidate in sorted(candidates, key=lambda each: (-_score(each, counts), each.order)):
-            tokens = estimate_text(candidate.line + "\n")
-            if tokens <= room:
-                picked.append(candidate)
-                room -= tokens
+        while heap and room > 0:
+            score, order, best = heappop(heap)
+            now = -_score(best, worth)
+            if now > score and heap and now > heap[0][0]:
+                heappush(heap, (now, order, best))
+                continue
+            tokens = estimate_text(best.line + "\n")
+            if tokens > room:
+                continue
+            picked.append(best)
+            room -= tokens
+            worth.update([(word, worth[word] / 2) for word in best.words])
         return "\n".join([each.line for each in sorted(picked, key=lambda each: each.order)])
 
 
-def _score(candidate: _Candidate, counts: Counter[str]) -> float:
-    """How frequent the words of a sentence are on average, weighted; those of a few words say little."""
+def _score(candidate: _Candidate, worth: Mapping[str, float]) -> float:
+    """What the words of a sentence are worth on average, weighted; a sentence of few words says little."""
     if not candidate.words:
         return 0.0
-    mean = sum(counts[word] for word in candidate.words) / len(candidate.words)
-    return float(candidate.weight * mean * min(1.0, len(candidate.words) / 4))
+    mean = sum(worth[word] for word in candidate.words) / len(candidate.words)
+    return candidate.weight * mean * min(1.0, len(candidate.words) / 4)
 
 
 def _candidates(messages: Sequence[Any], previous: str | None) -> Iterator[_Candidate]:
     seen: set[str] = set()
-    lines = [(line.strip(), _PREVIOUS_WEIGHT) for line in (previous or "").splitlines()]
+    lines: list[tuple[str, float]] = []
+    for line in (previous or "").splitlines():
+        lines.append((line.strip(), _PREVIOUS_WEIGHT * _WEIGHTS.get(line.partition(":")[0].strip(), 1.0)))
     for message in messages:
         role = role_of(message)
         name = role if isinstance(role, str) and role else "message"
         lines += [(f"{name}: {sentence}", _WEIGHTS.get(name, 1.0)) for sentence in _sentences(message)]
         called = [call.name or "?" for call in calls_of(message)]
         if called:
-            lines.append((f"{name} called {', '.join(called)}"[:SENTENCE_CHARS_MAX], 1.0))
+            lines.append((f"{name} called {', '.join(called)}"[:SENTENCE_CHARS_MAX], _CALL_WEIGHT))
     for order, (line, weight) in enumerate(lines):
         if line and line not in seen:
             seen.add(line)

@@ -114,8 +114,9 @@ def summarize(
     messages = messages_of(state, field)
     meter = Meter(messages, counter, usage)
     sizes = [meter.of(message, at) for at, message in enumerate(messages)]
-    if sum(sizes) <= high_water:
-        return _left(thread, NotSummarized("below_high_water", f"{sum(sizes)} tokens are not above {high_water}"))
+    total = meter.reported + sum(sizes[meter.covered :])
+    if total <= high_water:
+        return _left(thread, NotSummarized("below_high_water", f"{total} tokens are not above {high_water}"))
     if also is None and _has_indexes(state):
         detail = "the state has indexes of messages, and no `also` was given to move them"
         return _left(thread, NotSummarized("indexed", detail))
@@ -166,9 +167,10 @@ def originals(thread: Thread, message: Mapping[str, Any], *, field: str = HISTOR
     True
     """
     covers = message[SUMMARY_KEY] if is_summary(message) else {}
-    seq, start, count = [covers.get(key) for key in ("seq", "start", "count")]
-    if any(type(each) is not int or each < 0 for each in (seq, start, count)) or "commit" not in covers:
+    numbers = [each for each in map(covers.get, ("seq", "start", "count")) if type(each) is int and each >= 0]
+    if len(numbers) < 3 or "commit" not in covers:
         raise ValueError(f"the message is not a summary of agentstore's: {SUMMARY_KEY!r} does not say what it covers")
+    seq, start, count = numbers
     source = _origin(thread, seq, covers["commit"])
     found = messages_of(source.load(at=seq), field)[start : start + count]
     kept = set(covers.get("kept", ()))

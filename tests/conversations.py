@@ -60,7 +60,7 @@ TEXTS = st.one_of(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Any]:
-    """Calls side by side, orphans, late and second and stray results, pinned and malformed messages, ids that repeat."""
+    """Parallel calls, orphans, late and second and stray results, pinned and malformed messages, ids that repeat."""
     talk: list[Any] = []
     if draw(st.booleans()):
         talk.append(said("system", draw(TEXTS)))
