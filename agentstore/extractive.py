@@ -56,7 +56,7 @@ class ExtractiveSummarizer:
         """Most tokens of a summary, as `estimate_text` counts them."""
 
     def __call__(self, messages: Sequence[Any], previous: str | None = None) -> str:
-        """The summary of `messages` and of the one before them; empty if there are no sentences. O(size × log(size))."""
+        """The summary of `messages` and of the one before them; empty without sentences. O(size × log(size))."""
         candidates = list(_candidates(messages, previous))
         counts = Counter(word for candidate in candidates for word in candidate.words)
         worth = {word: log1p(count) for word, count in counts.items()}

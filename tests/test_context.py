@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 import agentstore
 from agentstore import Reported, WindowTooSmall, count_tokens, estimate_message, legal_cuts, text_counter, window
-from agentstore.exchange import INTERRUPTED, calls_of, exchanges, kept_from, pinned_of
+from agentstore.exchange import INTERRUPTED, exchanges, kept_from, pinned_of
 from agentstore.tokens import estimate_text
 
 SYSTEM = said("system", "You book flights.")
@@ -364,7 +366,10 @@ def test_windows_from_every_legal_cut_of_the_transcripts(transcripts: list[Path]
     assert tried > 400
 
 
-def test_the_names_are_public_and_the_import_stays_cheap() -> None:
+def test_the_names_are_public_and_loaded_at_their_first_use() -> None:
     for name in ("window", "legal_cuts", "summarize", "originals", "ExtractiveSummarizer", "WindowTooSmall"):
         assert name in agentstore.__all__ and getattr(agentstore, name).__name__ == name
-    assert calls_of(asks("a"))[0].id == "a"
+    program = (
+        "import sys, agentstore; sys.exit(any(f'agentstore.{m}' in sys.modules for m in ('context', 'summarizing')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
