@@ -135,6 +135,10 @@ class InvalidChange(AgentStoreError):
     """A change does not fit the state that it is applied to (its path is not there, not a list, …)."""
 
 
+class WindowTooSmall(AgentStoreError):
+    """What must be in a model's window (system prompt, first goal, pinned and newest messages) does not fit."""
+
+
 # --- leases and effects --------------------------------------------------------------
 
 
