@@ -92,6 +92,10 @@ class ReadOnlyStore(AgentStoreError):
     """The store was opened with ``readonly=True``."""
 
 
+class BackupFailed(AgentStoreError):
+    """No copy was made: the destination is as it was, and so is the store. The same call works once the cause is gone."""
+
+
 class LimitExceeded(AgentStoreError):
     """A value is larger or deeper than a named limit."""
 

@@ -25,7 +25,7 @@ from agentstore.errors import (
     ThreadNotFound,
 )
 
-from . import bench_commands, demo_command, operate, replay_command
+from . import backup_command, bench_commands, demo_command, operate, replay_command
 from .output import visible
 
 EXIT_NO = 1
@@ -105,7 +105,7 @@ def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
         to.command()(ending_well(command))
 
 
-_add(app, demo_command.demo, replay_command.replay, *operate.COMMANDS)
+_add(app, demo_command.demo, replay_command.replay, *operate.COMMANDS, *backup_command.COMMANDS)
 _bench = typer.Typer(help="Measure the store against its peers, side by side.", no_args_is_help=True)
 _add(_bench, *bench_commands.COMMANDS)
 app.add_typer(_bench, name="bench")
