@@ -198,4 +198,6 @@ def _typed(error: OSError, target: str) -> AgentStoreError:
         return known
     if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
         return BackupFailed(f"{target} was made by somebody else meanwhile; choose a name that is free")
-    return BackupFailed(f"the copy {target} could not be made: {error.strerror or error}; look at the disk and the name")
+    return BackupFailed(
+        f"the copy {target} could not be made: {error.strerror or error}; look at the disk and the name"
+    )

@@ -196,7 +196,8 @@ def stats(
     directory: Annotated[str | None, typer.Argument(metavar="[DIR]", help="The store, instead of --store.")] = None,
     store: StorePath = STORE_DEFAULT,
     threads: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Also bytes by kind of record, and the N largest threads: reads all.")
+        int,
+        typer.Option(min=0, metavar="N", help="Also bytes by kind of record, and the N largest threads: reads all."),
     ] = 0,
     json_output: JsonOutput = False,
 ) -> None:

@@ -1,0 +1,162 @@
+"""The lines of `agentstore export --jsonl`: one JSON object each, version 1.
+
+    {"record": "export", "version": 1, "all": true, "threads": 2, …}
+    {"record": "thread", "thread": id, "uuid": …, "head": seq, "decision": null, "checkpoints": 3, "effects": 1, "pins": 0}
+    {"record": "checkpoint", "thread": id, "seq": 0, "parent": null, "reason": "input", …, "state": {…}, "sha256": …}
+    {"record": "checkpoint", "thread": id, "seq": 1, "parent": 0, …, "changes": [["append", name, […]]], "sha256": …}
+    {"record": "effect", "thread": id, "decision": [uuid, seq], "call": 0, "generation": 0, "key": …, "tool": …, …}
+    {"record": "pin", "thread": id, "seq": 0, "note": …}
+    {"record": "gone", "thread": id}
+    {"record": "end", "threads": 2}
+
+``gone``: the thread was deleted while it was written, and its lines before do not count. A thread's lines follow each other, as many as its own line says, checkpoints by rising seq, then effects, then pins.
+States, metadata, arguments and results are tagged (`tagged`). Changes lead from the parent's state, one for each field:
+``["set", name, value]``, ``["append", name, [items]]``, ``["delete", name]``. ``sha256`` is of the text of the whole
+tagged state (`digest`), so that an import knows whether it built the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from agentstore.errors import AgentStoreError
+
+from . import tagged
+
+VERSION: Final = 1
+
+LINE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Longest line that is read, in bytes."""
+
+State = dict[str, Any]
+"""A state of which the values are tagged and the names are as they are."""
+
+
+class LineError(AgentStoreError):
+    """A line is not one of an export; the message begins with ``file:line:``."""
+
+
+def dump(value: Any) -> str:
+    """`value` as JSON on one line. UTF-8 can hold it if it is tagged."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def parse(line: bytes, where: str) -> dict[str, Any]:
+    """The object on a line. `LineError` if there is none. O(size)."""
+    if len(line) > LINE_BYTES_MAX:
+        raise LineError(f"{where}: the line has more than {LINE_BYTES_MAX:,} bytes, the limit")
+    try:
+        value = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise LineError(f"{where}: not UTF-8: {error.reason} at byte {error.start} of the line") from error
+    except json.JSONDecodeError as error:
+        cut = "" if line.endswith(b"\n") else " (the file ends in the middle of a line)"
+        raise LineError(f"{where}: not JSON: {error.msg} at column {error.colno}{cut}") from error
+    except RecursionError as error:
+        raise LineError(f"{where}: not readable: nested too deeply") from error
+    except ValueError as error:
+        raise LineError(f"{where}: not readable: {error}") from error
+    if not isinstance(value, dict):
+        raise LineError(f"{where}: a line is an object, this is a {type(value).__name__}")
+    return value
+
+
+def texts_of(state: State) -> dict[str, str | list[str]]:
+    """The text of every field; of a list that of every item. What `changes` compares: types count, nan is nan."""
+    return {
+        name: [dump(item) for item in value] if isinstance(value, list) else dump(value)
+        for name, value in state.items()
+    }
+
+
+def digest(texts: dict[str, str | list[str]]) -> str:
+    """SHA-256, in hex, of the fields' names and texts in their order."""
+    made = hashlib.sha256()
+    for name, text in texts.items():
+        made.update(dump(tagged.encode(name)).encode())
+        for part in [text] if isinstance(text, str) else ["[", *text]:
+            made.update(b"\n" + part.encode())
+        made.update(b"\n\n")
+    return made.hexdigest()
+
+
+def changes(
+    before: dict[str, str | list[str]], after: dict[str, str | list[str]], state: State
+) -> list[list[Any]] | None:
+    """What leads from the one state to the other, `state`; None where only the whole state says it (another order)."""
+    found: list[list[Any]] = [["delete", tagged.encode(name)] for name in before if name not in after]
+    for name, text in after.items():
+        old = before.get(name)
+        if old == text and type(old) is type(text):
+            continue
+        if isinstance(old, list) and isinstance(text, list) and text[: len(old)] == old:
+            found.append(["append", tagged.encode(name), state[name][len(old) :]])
+        else:
+            found.append(["set", tagged.encode(name), state[name]])
+    order = [name for name in before if name in after] + [name for name in after if name not in before]
+    return found if order == [*after] else None
+
+
+def apply(before: State, steps: Any, where: str) -> State:
+    """The state that `changes` lead to from `before`, which stays as it is. `LineError` if they fit no state."""
+    if not isinstance(steps, list):
+        raise LineError(f"{where}: changes are an array")
+    after = dict(before)
+    for step in steps:
+        match step:
+            case ["delete", name] if (field := _name(name, where)) in after:
+                del after[field]
+            case ["set", name, value]:
+                after[_name(name, where)] = value
+            case ["append", name, list(items)] if isinstance(after.get(field := _name(name, where)), list):
+                after[field] = after[field] + items
+            case _:
+                raise LineError(f"{where}: a change that does not fit the state before: {dump(step)[:80]}")
+    return after
+
+
+def encode_state(state: dict[str, Any]) -> State:
+    """A state as a store gives it, its values tagged. O(size)."""
+    return {name: tagged.encode(value) for name, value in state.items()}
+
+
+def decode_state(state: State) -> dict[str, Any]:
+    """The state as a store takes it. `tagged.TagError`. O(size)."""
+    return {name: tagged.decode(value) for name, value in state.items()}
+
+
+def write_state(state: State) -> Any:
+    """A state as it stands on a line: an object, or a ``$dict`` where JSON has no such names."""
+    if len(state) == 1 and next(iter(state)).startswith("$"):
+        return {"$dict": [[tagged.encode(name), value] for name, value in state.items()]}
+    if all(isinstance(tagged.encode(name), str) for name in state):
+        return state
+    return {"$dict": [[tagged.encode(name), value] for name, value in state.items()]}
+
+
+def read_state(value: Any, where: str) -> State:
+    """The state that `write_state` made `value` of. `LineError`."""
+    if not isinstance(value, dict):
+        raise LineError(f"{where}: a state is an object")
+    match value:
+        case {"$dict": list(pairs)} if len(value) == 1:
+            state = {}
+            for pair in pairs:
+                if not isinstance(pair, list) or len(pair) != 2:
+                    raise LineError(f"{where}: a $dict is an array of pairs")
+                state[_name(pair[0], where)] = pair[1]
+            return state
+    return value
+
+
+def _name(value: Any, where: str) -> str:
+    name = tagged.decode(value)
+    if not isinstance(name, str):
+        raise LineError(f"{where}: the name of a field is a text")
+    return name
