@@ -93,7 +93,7 @@ class ReadOnlyStore(AgentStoreError):
 
 
 class BackupFailed(AgentStoreError):
-    """No copy was made: the destination is as it was, and so is the store. The same call works once the cause is gone."""
+    """No copy was made: the destination is as it was, and so is the store."""
 
 
 class LimitExceeded(AgentStoreError):

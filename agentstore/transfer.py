@@ -152,7 +152,7 @@ class Arrival:
         """
         thread = self._thread
         head = thread.head
-        if seq.__class__ is not int or not 0 <= seq <= SEQ_MAX or (head is not None and seq <= head.seq):
+        if not _is_seq(seq) or (head is not None and seq <= head.seq):
             raise ValueError(f"a seq is an int above the one before, not {seq!r}")
         if (parent is None) != (head is None):
             raise ValueError(f"checkpoint {seq} has no parent" if head else "the first checkpoint has no parent here")
@@ -273,7 +273,7 @@ class Arrival:
 def _receipt(ended: Ended, owner: bytes, attempt: int) -> Receipt:
     _insist(ended.outcome in OUTCOMES, f"there is no outcome {ended.outcome!r}")
     _insist(ended.source in SOURCES, f"there is no source {ended.source!r}")
-    _insist(ended.seq is None or ended.seq.__class__ is int and 0 <= ended.seq <= SEQ_MAX, f"no seq is {ended.seq!r}")
+    _insist(ended.seq is None or _is_seq(ended.seq), f"no seq is {ended.seq!r}")
     result = pack(ended.result if ended.outcome == "result" else None, ("result",))
     return Receipt(
         ledger.new_nonce(), ended.outcome, ended.source, result, ended.error, ended.seq, owner, ledger.NO_TOKEN,
@@ -291,7 +291,11 @@ def decision_of(thread: Thread, seq: int) -> DecisionId | None:
 
 def _check_decision(decision: DecisionId) -> None:
     uuid, seq = decision
-    _insist(len(uuid) == 16 and seq.__class__ is int and 0 <= seq <= SEQ_MAX, f"no decision is {decision!r}")
+    _insist(len(uuid) == 16 and _is_seq(seq), f"no decision is {decision!r}")
+
+
+def _is_seq(seq: object) -> bool:
+    return isinstance(seq, int) and seq.__class__ is int and 0 <= seq <= SEQ_MAX
 
 
 def _insist(holds: bool, what: str) -> None:

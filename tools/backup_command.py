@@ -70,8 +70,8 @@ def _report(copied: Copied, what: str, json_output: bool) -> None:
         return
     done = "Backed up to" if what == "backup" else "Restored to"
     console().print(
-        f"{done} {printable(copied.path)}: {copied.threads:,} threads, {copied.bytes:,} bytes, up to LSN {copied.lsn:,};"
-        " every invariant holds."
+        f"{done} {printable(copied.path)}: {copied.threads:,} threads, {copied.bytes:,} bytes, "
+        f"up to LSN {copied.lsn:,}; every invariant holds."
     )
 
 

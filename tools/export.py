@@ -36,7 +36,7 @@ def export(
     everything: bool,
     on_thread: Callable[[], object] = lambda: None,
 ) -> Exported:
-    """Hand every line of the store to `write`, without its newline. `everything`: all checkpoints, not only heads.
+    """Hand every line of the store to `write`, without its newline. `everything`: every state, not only the heads'.
 
     Each thread is written as it stood at one moment; threads that come or go meanwhile may or may not be there.
     O(store), with `everything` O(checkpoints · state): every state is built.
@@ -71,32 +71,35 @@ def export(
 
 
 def _thread(thread: Thread, everything: bool, done: Exported) -> Iterator[dict[str, Any]]:
-    """The lines of one thread. The head is read first: a receipt that came later is there, and its call not made again."""
+    """The lines of one thread. The head is read first, so that no receipt of what led to it is missing."""
     states = _States(thread)
     head = thread.head
     if head is None:
         raise ThreadNotFound(f"thread {thread.id!r} does not exist")
     # LSNs tell what was there when the head was read.
-    checkpoints = [each for each in reversed(thread.history()) if each.lsn <= head.lsn] if everything else [head]
+    checkpoints = [each for each in reversed(thread.history()) if each.lsn <= head.lsn]
     effects = thread.effects()
     seqs = {each.seq for each in checkpoints}
     pins = {seq: note for seq, note in thread.pins().items() if seq in seqs}
-    first = checkpoints[0]
-    decision = decision_of(thread, first.seq)
+    first = checkpoints[0].seq if everything else head.seq
+    decision = decision_of(thread, first)
     yield {
         "record": "thread",
         "thread": thread.id,
         "uuid": head.thread_uuid.hex(),
         "head": head.seq,
-        "decision": None if decision is None or decision == (head.thread_uuid, first.seq) else _decision(decision),
+        "decision": None if decision is None or decision == (head.thread_uuid, first) else _decision(decision),
         "checkpoints": len(checkpoints),
         "effects": len(effects),
         "pins": len(pins),
     }
     there: set[int] = set()
     for checkpoint in checkpoints:
-        yield {**checkpoint_line(checkpoint), **states.of(checkpoint, there)}
-        there.add(checkpoint.seq)
+        line = checkpoint_line(checkpoint)
+        if everything or checkpoint.seq == head.seq:
+            line |= states.of(checkpoint, there)
+            there.add(checkpoint.seq)
+        yield line
         done.checkpoints += 1
     for effect in effects:
         yield {"record": "effect", "thread": thread.id, **effect_line(effect)}

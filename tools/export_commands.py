@@ -33,7 +33,7 @@ def export_command(
         str | None, typer.Option(metavar="FILE", help="An SQLite file with tables of all, for queries.")
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="--jsonl: every checkpoint with its state, not only the head's.")
+        bool, typer.Option("--all", help="--jsonl: the state of every checkpoint, not only of the head.")
     ] = False,
 ) -> None:
     """Write a store as JSON lines, which `agentstore import` reads, or as an SQLite file.
@@ -122,6 +122,8 @@ def import_command(
         f"{done.threads:,} threads, {done.checkpoints:,} checkpoints, {done.effects:,} effects, {done.pins:,} pins; "
         f"{done.there:,} threads were there already."
     )
+    if done.bare:
+        console().print(f"{done.bare:,} checkpoints have no state in the file (exported without --all): left out.")
     if done.opened:
         console().print(f"{done.opened:,} calls have no receipt: a person decides, see `agentstore resolve`.")
 

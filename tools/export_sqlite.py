@@ -101,7 +101,7 @@ def export_sqlite(store: Store, path: str, on_thread: Callable[[], object] = lam
     done = Exported()
     connection = sqlite3.connect(path, isolation_level=None)
     try:
-        # Nobody else has the file and it is thrown away if this does not end: what a journal is for is done by a rename.
+        # Nobody else has the file, and it is thrown away if this does not end: no journal is needed.
         connection.execute("PRAGMA journal_mode=OFF")
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.executescript(SCHEMA)

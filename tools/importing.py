@@ -54,6 +54,9 @@ class Imported:
     there: int = 0
     """Threads that an import before had brought."""
 
+    bare: int = 0
+    """Checkpoints without a state, which cannot come: the export was made without --all."""
+
     opened: int = 0
     """Effects without a receipt, which wait for a person now."""
 
@@ -113,7 +116,7 @@ def _import_thread(
     records: Iterator[tuple[dict[str, Any], str]],
     done: Imported,
 ) -> None:
-    with _telling(where):
+    with _Telling(where):
         thread_id = _of(record, "thread", str, where)
         uuid = bytes.fromhex(_of(record, "uuid", str, where))
         head = _of(record, "head", int, where)
@@ -128,9 +131,9 @@ def _import_thread(
                     return
                 if line.get("record") != kind or line.get("thread") != thread_id:
                     raise LineError(f"{where}: a {kind} of thread {thread_id[:80]!r} was expected, of {count} in all")
-                with _telling(where):
+                with _Telling(where):
                     arrival.take(kind, line, where, decision)
-        with _telling(where):
+        with _Telling(where):
             arrival.finish(head, where, done)
 
 
@@ -142,8 +145,8 @@ def _is_there(store: Store, thread_id: str, uuid: bytes, head: int, where: str) 
         raise LineError(f"{where}: the store has another thread {thread_id[:80]!r}; delete it, or use another store")
     if there.seq < head:
         raise LineError(
-            f"{where}: the store has thread {thread_id[:80]!r} at the earlier checkpoint {there.seq}; delete it, or use "
-            "another store"
+            f"{where}: the store has thread {thread_id[:80]!r} at the earlier checkpoint {there.seq}; delete it, or "
+            "use another store"
         )
     return True
 
@@ -199,10 +202,14 @@ class _Arriving:
         done.effects += self._counts.effects
         done.pins += self._counts.pins
         done.opened += self._counts.opened
+        done.bare += self._counts.bare
 
     def _checkpoint(self, line: dict[str, Any], where: str, decision: Any) -> None:
+        if "state" not in line and "changes" not in line:
+            self._counts.bare += 1
+            return
         seq = _of(line, "seq", int, where)
-        # The parent of the first one is not here: it was not exported.
+        # The parent of the first one is not here: its state was not exported.
         parent = _of(line, "parent", int, where, optional=True) if self._seqs else None
         if parent is not None and parent not in self._seqs:
             raise LineError(f"{where}: its parent {parent} has no line before")
@@ -261,11 +268,14 @@ class _Arriving:
         self._counts.opened += ended is None
 
     def _pin(self, line: dict[str, Any], where: str, _: Any) -> None:
-        self._arrival.pin(_of(line, "seq", int, where), tagged.decode(line.get("note")))
+        seq = _of(line, "seq", int, where)
+        if self._counts.bare and seq not in self._seqs:
+            return
+        self._arrival.pin(seq, tagged.decode(line.get("note")))
         self._counts.pins += 1
 
 
-class _telling:
+class _Telling:
     """What is wrong with a line, with the line's place."""
 
     def __init__(self, where: str) -> None:
@@ -328,7 +338,7 @@ def import_transcript(
         done.there += 1
         return
     for index in range(len(stored), len(recorded)):
-        with _telling(f"{told}: message {index + 1}"):
+        with _Telling(f"{told}: message {index + 1}"):
             thread.commit(Append(HISTORY, recorded[index]), reason=_reason(recorded[index]), step=index)
         done.checkpoints += 1
         on_message()

@@ -1,7 +1,7 @@
 """The lines of `agentstore export --jsonl`: one JSON object each, version 1.
 
     {"record": "export", "version": 1, "all": true, "threads": 2, …}
-    {"record": "thread", "thread": id, "uuid": …, "head": seq, "decision": null, "checkpoints": 3, "effects": 1, "pins": 0}
+    {"record": "thread", "thread": id, "uuid": …, "head": 2, "decision": null, "checkpoints": 3, "effects": 1, …}
     {"record": "checkpoint", "thread": id, "seq": 0, "parent": null, "reason": "input", …, "state": {…}, "sha256": …}
     {"record": "checkpoint", "thread": id, "seq": 1, "parent": 0, …, "changes": [["append", name, […]]], "sha256": …}
     {"record": "effect", "thread": id, "decision": [uuid, seq], "call": 0, "generation": 0, "key": …, "tool": …, …}
@@ -9,7 +9,10 @@
     {"record": "gone", "thread": id}
     {"record": "end", "threads": 2}
 
-``gone``: the thread was deleted while it was written, and its lines before do not count. A thread's lines follow each other, as many as its own line says, checkpoints by rising seq, then effects, then pins.
+``gone``: the thread was deleted while it was written, and its lines before do not count. A thread's lines follow each
+other, as many as its own line says, checkpoints by rising seq, then effects, then pins. Without ``--all`` only the
+head's line has a state; `decision` is the one on which the first checkpoint with a state stands, if that is elsewhere.
+
 States, metadata, arguments and results are tagged (`tagged`). Changes lead from the parent's state, one for each field:
 ``["set", name, value]``, ``["append", name, [items]]``, ``["delete", name]``. ``sha256`` is of the text of the whole
 tagged state (`digest`), so that an import knows whether it built the same.

@@ -4,7 +4,8 @@ As `plain.to_json`, whose output is for looking, but what JSON readers mangle is
 surrogates (two of them would come back as one character) and ints beyond 64 bits. Tags:
 
     {"$bytes": base64}   {"$tuple": […]}   {"$set": […]}    {"$dict": [[key, value], …]}
-    {"$int": "0x…"}      {"$float": text}  {"$decimal": text}  {"$uuid": text}  {"$str": base64 of UTF-8, surrogates too}
+    {"$int": "0x…"}      {"$float": text}  {"$decimal": text}  {"$uuid": text}
+    {"$str": base64 of UTF-8 with surrogates}
     {"$date": ISO}       {"$datetime": ISO}, or [ISO without zone, fold, offset in µs or null, name or null]
 
 A dict with one key that begins with ``$`` is written as ``$dict``, so a tag is always one.
