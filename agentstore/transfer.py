@@ -51,6 +51,8 @@ SLICE_BYTES: Final = 4 * 1024 * 1024
 OUTCOMES: Final = ("result", "failed", "unknown")
 SEQ_MAX: Final = 2**53 - 1
 ATTEMPT_MAX: Final = 2**31
+NAME_WHILE_ARRIVING: Final = "agentstore-import:"
+"""How the id of a thread begins that is not whole yet."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -92,7 +94,7 @@ def name_while_arriving(thread_id: str) -> str:
     >>> name_while_arriving("t")
     'agentstore-import:e3b98a4da31a127d'
     """
-    return f"agentstore-import:{hashlib.sha256(records.thread_id_bytes(thread_id)).hexdigest()[:16]}"
+    return f"{NAME_WHILE_ARRIVING}{hashlib.sha256(records.thread_id_bytes(thread_id)).hexdigest()[:16]}"
 
 
 class Arrival:

@@ -25,7 +25,7 @@ from agentstore.errors import (
     ThreadNotFound,
 )
 
-from . import backup_command, bench_commands, demo_command, export_commands, operate, replay_command
+from . import backup_command, bench_commands, demo_command, doctor_command, export_commands, operate, replay_command
 from .output import visible
 
 EXIT_NO = 1
@@ -107,7 +107,7 @@ def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
 
 
 _add(app, demo_command.demo, replay_command.replay, *operate.COMMANDS, *backup_command.COMMANDS)
-_add(app, *export_commands.COMMANDS)
+_add(app, *export_commands.COMMANDS, *doctor_command.COMMANDS)
 _bench = typer.Typer(help="Measure the store against its peers, side by side.", no_args_is_help=True)
 _add(_bench, *bench_commands.COMMANDS)
 app.add_typer(_bench, name="bench")
