@@ -196,6 +196,7 @@ class Arrival:
         """
         check_call(index, tool, timeout_s, generation)
         _check_decision(decision)
+        _insist(isinstance(why, str), f"why is a text, not {why!r}")
         _insist(rule in RULES, f"there is no rule {rule!r}")
         _insist(attempt.__class__ is int and 0 < attempt <= ATTEMPT_MAX, f"no attempt is {attempt!r}")
         identity = Identity(*decision, index, generation)
@@ -218,6 +219,7 @@ class Arrival:
 
     def pin(self, seq: int, note: str) -> None:
         """Pin a checkpoint that arrived. Written by `publish`."""
+        _insist(isinstance(note, str), f"a note is a text, not {note!r}")
         data = note.encode("utf-8", "surrogatepass")
         _insist(len(data) <= NOTE_BYTES_MAX, f"a note has at most {NOTE_BYTES_MAX} bytes")
         self._thread.checkpoint(seq)
@@ -275,6 +277,7 @@ class Arrival:
 def _receipt(ended: Ended, owner: bytes, attempt: int) -> Receipt:
     _insist(ended.outcome in OUTCOMES, f"there is no outcome {ended.outcome!r}")
     _insist(ended.source in SOURCES, f"there is no source {ended.source!r}")
+    _insist(isinstance(ended.error, str), f"an error is a text, not {ended.error!r}")
     _insist(ended.seq is None or _is_seq(ended.seq), f"no seq is {ended.seq!r}")
     result = pack(ended.result if ended.outcome == "result" else None, ("result",))
     return Receipt(
@@ -308,6 +311,7 @@ def _insist(holds: bool, what: str) -> None:
 def _microseconds(at: datetime) -> int:
     # By integers: a float of seconds has not microseconds enough.
     delta = at - _EPOCH
+    _insist(delta.days >= 0, f"a time is not before 1970, as {at.isoformat()} is")
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 

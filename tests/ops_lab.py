@@ -120,6 +120,3 @@ def _child(act: Callable[[], object], files: Files | None) -> NoReturn:
         status = 0
     finally:
         os._exit(status)
-
-
-

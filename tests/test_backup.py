@@ -357,7 +357,7 @@ def test_a_damaged_store_gives_no_backup(filled: Path, tmp_path: Path) -> None:
 
         key = records.ThreadKeys(1).checkpoints + records.int_part(0)
         store._engine.transact(lambda tx: tx.put(key, tx.get(key)[:-1] + b"\x00"))  # type: ignore[index]  # it is there
-        with pytest.raises(BackupFailed, match="the copy does not pass its check: .*main"):
+        with pytest.raises(BackupFailed, match=r"the copy does not pass its check: .*main"):
             store.backup(tmp_path / "copy")
     assert names(tmp_path) == ["agents"]
 

@@ -129,7 +129,7 @@ class _States:
                 self._texts = lines.texts_of(lines.encode_state(self._thread.load(at=parent)))
             found = lines.changes(self._texts, texts, state)
         self._at, self._texts = checkpoint.seq, texts
-        told: dict[str, Any] = {"state": lines.write_state(state)} if found is None else {"changes": found}
+        told: dict[str, Any] = {"state": state} if found is None else {"changes": found}
         return {**told, "sha256": lines.digest(texts)}
 
 

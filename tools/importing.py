@@ -12,6 +12,7 @@ from typing import IO, Any, TypeVar, cast
 from agentstore import (
     Append,
     CheckpointNotFound,
+    InvalidChange,
     InvalidThreadId,
     LimitExceeded,
     Store,
@@ -32,6 +33,7 @@ HISTORY = "conversation_history"
 
 _REFUSED = (
     CheckpointNotFound,
+    InvalidChange,
     InvalidThreadId,
     LimitExceeded,
     ThreadExists,
@@ -214,7 +216,7 @@ class _Arriving:
         if parent is not None and parent not in self._seqs:
             raise LineError(f"{where}: its parent {parent} has no line before")
         if "state" in line:
-            state = lines.read_state(line["state"], where)
+            state = _of(line, "state", dict, where)
         else:
             if parent is not None and parent != self._at:
                 self._state = lines.encode_state(self._arrival.load(parent))

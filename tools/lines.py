@@ -13,15 +13,17 @@
 other, as many as its own line says, checkpoints by rising seq, then effects, then pins. Without ``--all`` only the
 head's line has a state; `decision` is the one on which the first checkpoint with a state stands, if that is elsewhere.
 
-States, metadata, arguments and results are tagged (`tagged`). Changes lead from the parent's state, one for each field:
-``["set", name, value]``, ``["append", name, [items]]``, ``["delete", name]``. ``sha256`` is of the text of the whole
-tagged state (`digest`), so that an import knows whether it built the same.
+Metadata, arguments, results and the fields of states are tagged (`tagged`); names of fields stand as they are. Changes
+lead from the parent's state, one for each field: ``["set", name, value]``, ``["append", name, [items]]``,
+``["delete", name]``. ``sha256`` is of the text of the whole tagged state (`digest`), so that an import knows whether it
+built the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any, Final
 
 from agentstore.errors import AgentStoreError
@@ -33,6 +35,9 @@ VERSION: Final = 1
 LINE_BYTES_MAX: Final = 512 * 1024 * 1024
 """Longest line that is read, in bytes."""
 
+_UNSAFE: Final = re.compile("[\x7f-\x9f\u2028\u2029]")
+"""What JSON leaves as it is, in strings only, though some readers end a line there and terminals obey it."""
+
 State = dict[str, Any]
 """A state of which the values are tagged and the names are as they are."""
 
@@ -42,8 +47,13 @@ class LineError(AgentStoreError):
 
 
 def dump(value: Any) -> str:
-    """`value` as JSON on one line. UTF-8 can hold it if it is tagged."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """`value`, tagged, as JSON on one line: what readers take for the end of a line or terminals obey is escaped.
+
+    >>> print(dump(["a" + chr(0x2028), "é"]))
+    ["a\\u2028","é"]
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text if _UNSAFE.search(text) is None else _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _no_constant(text: str) -> Any:
@@ -82,7 +92,7 @@ def digest(texts: dict[str, str | list[str]]) -> str:
     """SHA-256, in hex, of the fields' names and texts in their order."""
     made = hashlib.sha256()
     for name, text in texts.items():
-        made.update(dump(tagged.encode(name)).encode())
+        made.update(dump(name).encode())
         for part in [text] if isinstance(text, str) else ["[", *text]:
             made.update(b"\n" + part.encode())
         made.update(b"\n\n")
@@ -93,15 +103,15 @@ def changes(
     before: dict[str, str | list[str]], after: dict[str, str | list[str]], state: State
 ) -> list[list[Any]] | None:
     """What leads from the one state to the other, `state`; None where only the whole state says it (another order)."""
-    found: list[list[Any]] = [["delete", tagged.encode(name)] for name in before if name not in after]
+    found: list[list[Any]] = [["delete", name] for name in before if name not in after]
     for name, text in after.items():
         old = before.get(name)
         if old == text and type(old) is type(text):
             continue
         if isinstance(old, list) and isinstance(text, list) and text[: len(old)] == old:
-            found.append(["append", tagged.encode(name), state[name][len(old) :]])
+            found.append(["append", name, state[name][len(old) :]])
         else:
-            found.append(["set", tagged.encode(name), state[name]])
+            found.append(["set", name, state[name]])
     order = [name for name in before if name in after] + [name for name in after if name not in before]
     return found if order == [*after] else None
 
@@ -113,12 +123,12 @@ def apply(before: State, steps: Any, where: str) -> State:
     after = dict(before)
     for step in steps:
         match step:
-            case ["delete", name] if (field := _name(name, where)) in after:
-                del after[field]
-            case ["set", name, value]:
-                after[_name(name, where)] = value
-            case ["append", name, list(items)] if isinstance(after.get(field := _name(name, where)), list):
-                after[field] = after[field] + items
+            case ["delete", str(name)] if name in after:
+                del after[name]
+            case ["set", str(name), value]:
+                after[name] = value
+            case ["append", str(name), list(items)] if isinstance(after.get(name), list):
+                after[name] = after[name] + items
             case _:
                 raise LineError(f"{where}: a change that does not fit the state before: {dump(step)[:80]}")
     return after
@@ -132,34 +142,3 @@ def encode_state(state: dict[str, Any]) -> State:
 def decode_state(state: State) -> dict[str, Any]:
     """The state as a store takes it. `tagged.TagError`. O(size)."""
     return {name: tagged.decode(value) for name, value in state.items()}
-
-
-def write_state(state: State) -> Any:
-    """A state as it stands on a line: an object, or a ``$dict`` where JSON has no such names."""
-    if len(state) == 1 and next(iter(state)).startswith("$"):
-        return {"$dict": [[tagged.encode(name), value] for name, value in state.items()]}
-    if all(isinstance(tagged.encode(name), str) for name in state):
-        return state
-    return {"$dict": [[tagged.encode(name), value] for name, value in state.items()]}
-
-
-def read_state(value: Any, where: str) -> State:
-    """The state that `write_state` made `value` of. `LineError`."""
-    if not isinstance(value, dict):
-        raise LineError(f"{where}: a state is an object")
-    match value:
-        case {"$dict": list(pairs)} if len(value) == 1:
-            state = {}
-            for pair in pairs:
-                if not isinstance(pair, list) or len(pair) != 2:
-                    raise LineError(f"{where}: a $dict is an array of pairs")
-                state[_name(pair[0], where)] = pair[1]
-            return state
-    return value
-
-
-def _name(value: Any, where: str) -> str:
-    name = tagged.decode(value)
-    if not isinstance(name, str):
-        raise LineError(f"{where}: the name of a field is a text")
-    return name
