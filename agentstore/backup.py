@@ -1,4 +1,4 @@
-"""Copies of a store: what `Store.backup` and `Store.restore` do.
+"""Copies of a store: what `Store.backup` and `restore` do.
 
     DEST's directory/.DEST.partial    made, locked and filled by the engine (`EmbeddedEngine.copy_to`), synced
     opened readonly, checked          every invariant, as `Store.check`
@@ -48,8 +48,31 @@ class Copied(NamedTuple):
     """Number of the newest log frame in it."""
 
 
-def copy_store(store: Store, dest: str, on_step: Callable[[str], None]) -> Copied:
+def restore(
+    backup: str | os.PathLike[str], dest: str | os.PathLike[str], *, on_step: Callable[[str], None] | None = None
+) -> Copied:
+    """Make the store of `backup` anew in the directory `dest`; check both. What `Store.backup` and `Store.open` raise.
+
+    A copy of a copy, so a backup on a file system that is mounted read-only will do. O(store).
+
+    >>> import tempfile
+    >>> from agentstore.testing.scratch import scratch_store
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     copied = scratch_store().backup(directory + "/copy")
+    ...     restore(directory + "/copy", directory + "/agents").threads
+    0
+    """
+    from agentstore.store import Store
+
+    with Store.open(backup, create=False, readonly=True, background=False) as store:
+        (on_step or _silent)("checking the backup")
+        insist_on(store.check(), f"the backup {store.path}")
+        return copy_store(store, os.fspath(dest), on_step)
+
+
+def copy_store(store: Store, dest: str, on_step: Callable[[str], None] | None = None) -> Copied:
     """Copy everything that is confirmed in `store` to the new directory `dest`. What `Store.backup` promises."""
+    on_step = on_step or _silent
     files = default_files()
     target = os.path.realpath(dest)
     partial = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}{PARTIAL}")
@@ -64,10 +87,20 @@ def copy_store(store: Store, dest: str, on_step: Callable[[str], None]) -> Copie
             _keep_only(files, partial)
             on_step("giving it its name")
             files.rename(partial, target)
-        files.sync_directory(os.path.dirname(target))
     except OSError as error:
         raise _typed(error, target) from error
+    try:
+        files.sync_directory(os.path.dirname(target))
+    except OSError as error:
+        raise BackupFailed(
+            f"{target} is whole, but its name may not survive a power cut: its directory could not be synced "
+            f"({error.strerror or error}); look at the disk"
+        ) from error
     return Copied(target, size, found["threads"], found["lsn"])
+
+
+def _silent(_step: str) -> None:
+    pass
 
 
 def insist_on(problems: list[str], what: str) -> None:

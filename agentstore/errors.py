@@ -93,7 +93,7 @@ class ReadOnlyStore(AgentStoreError):
 
 
 class BackupFailed(AgentStoreError):
-    """No copy was made: the destination is as it was, and so is the store."""
+    """No copy was made, or its name is not durable, as the message then says. The store is as it was."""
 
 
 class LimitExceeded(AgentStoreError):

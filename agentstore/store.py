@@ -256,31 +256,7 @@ class Store:
         ...         copied.threads, copy.thread("t").load()
         (1, {'step': 1})
         """
-        return backups.copy_store(self, os.fspath(dest), on_step or _silent)
-
-    @staticmethod
-    def restore(
-        backup: str | os.PathLike[str],
-        dest: str | os.PathLike[str],
-        *,
-        on_step: Callable[[str], None] | None = None,
-    ) -> backups.Copied:
-        """Make the store of `backup` anew in the directory `dest`; check both. What `backup` and `Store.open` raise.
-
-        A copy of a copy, so a backup on a file system that is mounted read-only will do. O(store).
-
-        >>> import tempfile
-        >>> from agentstore.testing.scratch import scratch_store
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     copied = scratch_store().backup(directory + "/copy")
-        ...     Store.restore(directory + "/copy", directory + "/agents").threads
-        0
-        """
-        tell = on_step or _silent
-        with Store.open(backup, create=False, readonly=True, background=False) as store:
-            tell("checking the backup")
-            backups.insist_on(store.check(), f"the backup {store.path}")
-            return backups.copy_store(store, os.fspath(dest), tell)
+        return backups.copy_store(self, os.fspath(dest), on_step)
 
     def stats(self) -> dict[str, int]:
         """Numbers about the store: ``threads``, and the engine's LSNs, sizes in bytes and counts. O(1).
@@ -307,10 +283,6 @@ class Store:
         True
         """
         return count_sizes(self._engine, threads)
-
-
-def _silent(_step: str) -> None:
-    pass
 
 
 def _page_sizes(limit: int | None) -> Iterator[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
 import resource
 import shutil
@@ -11,12 +13,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ops_lab import content, fill, in_child
 
 from agentstore import Append, BackupFailed, Set, Store
+from agentstore.backup import restore
 from agentstore.engine.files import Files, default_files, set_default_files
 from agentstore.errors import (
     AgentStoreError,
@@ -27,6 +32,7 @@ from agentstore.errors import (
     UnsupportedPlatform,
 )
 from agentstore.testing.faults import CALLS, WRITING_CALLS, Error, Fault, FaultyFiles, Kill
+from agentstore.tools.cli import app
 
 WRITER = Path(__file__).parent / "backup_writer.py"
 
@@ -370,7 +376,7 @@ def test_a_restored_store_is_the_store_at_the_time_of_the_backup(filled: Path, t
         wanted = content(store)
         store.backup(tmp_path / "backup")
         store.thread("main").commit(Set("later", True))
-    restored = Store.restore(tmp_path / "backup", tmp_path / "restored")
+    restored = restore(tmp_path / "backup", tmp_path / "restored")
     with opened(tmp_path / "restored") as store:
         assert store.check() == []
         assert content(store) == wanted and restored.threads == len(wanted)
@@ -380,7 +386,7 @@ def test_a_restored_store_is_the_store_at_the_time_of_the_backup(filled: Path, t
             decision=decision, index=0, tool="tool-0", arguments={"n": 0}, rule="query"
         )
         assert effect.done  # the same key: the tool is not called again
-    Store.restore(tmp_path / "backup", tmp_path / "once more")
+    restore(tmp_path / "backup", tmp_path / "once more")
 
 
 def test_a_damaged_backup_is_not_restored(filled: Path, tmp_path: Path) -> None:
@@ -392,7 +398,7 @@ def test_a_damaged_backup_is_not_restored(filled: Path, tmp_path: Path) -> None:
         damaged[at] ^= 0x10
         (tmp_path / "backup" / "base.mdb").write_bytes(damaged)
         try:
-            Store.restore(tmp_path / "backup", tmp_path / "restored")
+            restore(tmp_path / "backup", tmp_path / "restored")
         except (BackupFailed, CorruptionError):
             refused += 1
             assert not (tmp_path / "restored").exists()
@@ -405,15 +411,15 @@ def test_a_damaged_backup_is_not_restored(filled: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_backup(filled: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreNotFound):
-        Store.restore(tmp_path / "nothing", tmp_path / "restored")
+        restore(tmp_path / "nothing", tmp_path / "restored")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(NotAStore):
-        Store.restore(tmp_path / "other", tmp_path / "restored")
+        restore(tmp_path / "other", tmp_path / "restored")
     copy(filled, tmp_path / "backup")
     (tmp_path / "backup" / "base.mdb").unlink()
     with pytest.raises(CorruptionError, match=r"base\.mdb is missing"):
-        Store.restore(tmp_path / "backup", tmp_path / "restored")
+        restore(tmp_path / "backup", tmp_path / "restored")
     assert not (tmp_path / "restored").exists()
 
 
@@ -429,3 +435,41 @@ def test_sizes_say_where_the_bytes_are(filled: Path) -> None:
         assert len(counted.threads) == 2 and counted.threads[0].bytes >= counted.threads[1].bytes
         everything = store.sizes(threads=1000).threads
         assert {each.thread_id for each in everything} == {*store.threads()}
+
+
+# --- the commands -------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    status: Any = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            app(args=list(arguments), prog_name="agentstore")
+        except SystemExit as end:
+            status = end.code or 0
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_the_commands(filled: Path, tmp_path: Path) -> None:
+    status, out, _ = run("backup", str(filled), str(tmp_path / "backup"))
+    assert status == 0 and "every invariant holds" in out
+    status, out, _ = run("restore", str(tmp_path / "backup"), str(tmp_path / "restored"), "--json")
+    told = json.loads(out)
+    assert status == 0 and told["ok"] and told["path"] == str(tmp_path / "restored")
+    for arguments in (
+        ["backup", str(filled), str(tmp_path / "backup")],
+        ["restore", str(tmp_path), str(tmp_path / "x")],
+    ):
+        status, out, err = run(*arguments)
+        assert status == 2 and not out and len(err.splitlines()) == 1 and err.startswith("agentstore: ")
+
+
+def test_stats_tells_where_the_bytes_are(filled: Path) -> None:
+    status, out, _ = run("stats", str(filled), "--threads", "2", "--json")
+    told = json.loads(out)
+    assert status == 0 and told["record_bytes"] == sum(kind["bytes"] for kind in told["kinds"].values())
+    assert len(told["largest_threads"]) == 2
+    status, out, _ = run("stats", "--store", str(filled), "--threads", "2")
+    assert status == 0 and "checkpoints" in out
+    assert "kinds" not in json.loads(run("stats", "--store", str(filled), "--json")[1])

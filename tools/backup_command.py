@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from agentstore import Store
 from agentstore.backup import Copied
+from agentstore.backup import restore as restore_copy
 
 from .options import JsonOutput, existing_store
 from .output import console, print_json, printable
@@ -41,7 +41,7 @@ def restore(
     The restored store is the same store at an earlier time: what happened since the backup is not in it.
     """
     with _steps() as tell:
-        copied = Store.restore(backup, dest, on_step=tell)
+        copied = restore_copy(backup, dest, on_step=tell)
     _report(copied, "restore", json_output)
 
 
