@@ -20,6 +20,7 @@ from agentstore.effect_views import EffectView
 from agentstore.effects import EffectCall
 from agentstore.errors import (
     AgentStoreError,
+    BackupFailed,
     CallNotWaiting,
     CheckpointExpired,
     CheckpointNotFound,
@@ -92,6 +93,7 @@ __all__ = [
     "AsyncLease",
     "AsyncStore",
     "AsyncThread",
+    "BackupFailed",
     "CallNotWaiting",
     "Change",
     "Checkpoint",

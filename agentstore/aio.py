@@ -23,11 +23,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from agentstore.aio_effects import AsyncEffect, AsyncLease
+from agentstore.backup import Copied
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.errors import StoreClosed
 from agentstore.once import NOT_GIVEN
+from agentstore.sizes import Sizes
 from agentstore.store import DEFAULT_PATH, PAGE_THREADS, Store
 from agentstore.thread import Thread
 
@@ -204,6 +206,14 @@ class AsyncStore:
     async def stats(self) -> dict[str, int]:
         """As `Store.stats`."""
         return await self._call(self._store.stats)
+
+    async def sizes(self, threads: int = 10) -> Sizes:
+        """As `Store.sizes`."""
+        return await self._call(self._store.sizes, threads)
+
+    async def backup(self, dest: str | os.PathLike[str], *, on_step: Callable[[str], None] | None = None) -> Copied:
+        """As `Store.backup`; `on_step` is called in a worker thread. Cancelled, it ends once the copy is made."""
+        return await self._call(lambda: self._store.backup(dest, on_step=on_step))
 
 
 def _some(found: Iterator[str]) -> list[str]:

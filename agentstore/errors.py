@@ -92,6 +92,10 @@ class ReadOnlyStore(AgentStoreError):
     """The store was opened with ``readonly=True``."""
 
 
+class BackupFailed(AgentStoreError):
+    """No copy was made, or its name is not durable, as the message then says. The store is as it was."""
+
+
 class LimitExceeded(AgentStoreError):
     """A value is larger or deeper than a named limit."""
 
