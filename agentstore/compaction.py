@@ -17,10 +17,15 @@ from agentstore.engine.api import Reader, Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.job import JobLock, disk_bytes, require_alone, require_room
 from agentstore.errors import CorruptionError
+from agentstore.extractive import ExtractiveSummarizer
 from agentstore.packing import Piece, Single, Swap
 from agentstore.packs import Pack
 from agentstore.records import ThreadKeys
 from agentstore.retention import Retention
+from agentstore.sizes import sizes
+from agentstore.store import Store
+from agentstore.summarizing import summarize
+from agentstore.summary import Summarized
 
 COLD_LEVEL: Final = 19
 COLD_MEMBERS: Final = 4096
@@ -46,6 +51,11 @@ class Compacted:
     bytes_before: int
     """Of the directory, as blocks of the disk."""
     bytes_after: int = 0
+    kinds_before: dict[str, int] = field(default_factory=dict)
+    """Bytes of keys and values by kind of record, see `Store.sizes`."""
+    kinds_after: dict[str, int] = field(default_factory=dict)
+    summarized: dict[str, int] = field(default_factory=dict)
+    """How many messages a summary took the place of, by thread."""
     expired: list[pruning.Expiry] = field(default_factory=list)
     packs: int = 0
     """Packs that were written."""
@@ -69,35 +79,63 @@ def compact(
     jobs: int = 1,
     online: bool = False,
     dry_run: bool = False,
+    summarize_over: int | None = None,
     progress: Progress = _nothing,
 ) -> Compacted:
     """Apply retention, make large packs of what is cold, and give disk space back; what was done.
 
     `retention`: for threads without a rule of their own, in the place of the store's. `level`: of zstd, 1 to 19.
     `jobs`: threads that compress. `online`: beside others who have the store open (files shrink only once they
-    closed it). `dry_run`: only say what retention would remove.
+    closed it). `dry_run`: only say what retention would remove. `summarize_over`: first put extractive summaries in
+    the place of the oldest part of every conversation that has more tokens than that, so that half as many stay;
+    `ValueError` with `online`, since it moves heads.
 
     `StoreInUse`: somebody has the store open, or another job runs. `DiskFull` before anything is done. What is damaged
     is left as it is and listed. Memory: a few packs. O(store).
     """
     path = os.path.abspath(os.fspath(path))
+    if summarize_over is not None and online:
+        raise ValueError("conversations are summarized only while nobody else has the store open")
     with JobLock(path):
         if not online and not dry_run:
             require_alone(path)
         if not dry_run:
             require_room(path)
         done = Compacted(disk_bytes(path))
+        if summarize_over is not None and not dry_run:
+            _summarize(path, summarize_over, done, progress)
         engine = EmbeddedEngine.open(path, create=False, readonly=dry_run, background=False)
         try:
+            done.kinds_before = _kinds(engine)
             for expiry in pruning.apply(engine, retention, dry_run=dry_run):
                 done.expired.append(expiry)
                 progress("retention", len(done.expired), 0)
             if not dry_run:
                 _Packer(engine, level, jobs, done, progress).run()
+            done.kinds_after = _kinds(engine)
         finally:
             done.shrunk = engine.close(shrink=not dry_run)
         done.bytes_after = disk_bytes(path)
     return done
+
+
+def _kinds(engine: EmbeddedEngine) -> dict[str, int]:
+    return {name: kind.bytes for name, kind in sizes(engine, 0).kinds.items()}
+
+
+def _summarize(path: str, over: int, done: Compacted, progress: Progress) -> None:
+    """Summarize what is over; what cannot be is left as it is."""
+    summarizer = ExtractiveSummarizer()
+    with Store.open(path, create=False, background=False) as store:
+        for at, name in enumerate(store.threads(), 1):
+            progress("summaries", at, 0)
+            try:
+                made = summarize(store.thread(name), summarizer, keep_tokens=over // 2, high_water=over)
+            except (CorruptionError, TypeError) as error:  # TypeError: its history is no list
+                done.damaged.append(f"thread {records.shown(name)}: {error}")
+                continue
+            if isinstance(made, Summarized):
+                done.summarized[name] = made.messages
 
 
 class _Packer:
@@ -266,6 +304,9 @@ def as_json(done: Compacted) -> dict[str, Any]:
     return {
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
+        "kinds_before": done.kinds_before,
+        "kinds_after": done.kinds_after,
+        "summarized": done.summarized,
         "packs": done.packs,
         "dictionary": done.dictionary,
         "shrunk": done.shrunk,

@@ -28,6 +28,8 @@ KINDS: Final = {
     "l": "leases",
     "d": "decisions",
     "v": "events",
+    "x": "retention",
+    "y": "retention",
 }
 """Name of a record of a thread by the second part of its key. A new kind needs one line here; without it the record is
 counted as ``other``."""
@@ -39,6 +41,7 @@ STORE_KINDS: Final = {
     "m": "counters",
     "o": "once",
     "w": "leases",
+    "z": "dictionaries",
 }
 """The same for the first part of the keys that belong to no thread."""
 
