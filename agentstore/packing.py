@@ -6,7 +6,7 @@ back and compared before it takes the place of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -116,17 +116,27 @@ def pieces(reader: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
         yield from alone
 
 
-def runs(found: Iterator[Piece], members: int, content_bytes: int = CONTENT_BYTES_MAX) -> Iterator[list[Piece]]:
+def runs(
+    found: Iterator[Piece],
+    members: int,
+    content_bytes: int = CONTENT_BYTES_MAX,
+    *,
+    apart: Callable[[int, int], bool] | None = None,
+) -> Iterator[list[Piece]]:
     """Pieces in runs where each follows the one before in its line, of at most so many members and bytes.
 
-    What has its state in a snapshot alone is in no run: that state cannot be computed from what stands before.
+    What has its state in a snapshot alone is in no run: that state cannot be computed from what stands before. Nor
+    are two pieces whose seqs (last of one, first of the next) are `apart`.
     """
     run: list[Piece] = []
     count = size = 0
     for piece in found:
         root = isinstance(piece, Single) and piece.entry.flags & FLAG_ROOT
         fits = count + piece.count <= members and size + piece.content_bytes <= content_bytes
-        if run and (root or not fits or piece.parent != run[-1].last):
+        follows = bool(run) and piece.parent == run[-1].last
+        if follows and apart is not None and piece.first > run[-1].last + 1:
+            follows = not apart(run[-1].last, piece.first)
+        if run and (root or not fits or not follows):
             yield run
             run, count, size = [], 0, 0
         if not root:
@@ -135,6 +145,16 @@ def runs(found: Iterator[Piece], members: int, content_bytes: int = CONTENT_BYTE
             size += piece.content_bytes
     if run:
         yield run
+
+
+def single_runs(reader: Reader, keys: ThreadKeys, where: str, low: int = 0) -> Iterator[list[Piece]]:
+    """Runs of `singles`, with no pack between the members of one: a pack has all checkpoints of its range."""
+    ends = records.packs(keys.prefix)
+
+    def apart(last: int, following: int) -> bool:
+        return any(reader.scan(ends + int_part(last + 1), ends + int_part(following)))
+
+    return runs(singles(reader, keys, where, low), PACK_MEMBERS, apart=apart)
 
 
 def pays(run: list[Piece]) -> bool:
@@ -239,7 +259,7 @@ def pack_full(engine: EmbeddedEngine, number: int, low: int = 0) -> int:
     with engine.read() as snap:
         if snap.get(keys.head) is None:
             return low
-        found = list(runs(singles(snap, keys, where, low), PACK_MEMBERS))
+        found = list(single_runs(snap, keys, where, low))
         swaps = [make(snap, keys, run, where) for run in found if len(run) == PACK_MEMBERS]
     for swap in swaps:
         if swap is not None:
@@ -255,5 +275,5 @@ def rest(reader: Reader, number: int) -> list[Swap]:
     keys, where = ThreadKeys(number), f"thread number {number}"
     if reader.get(keys.head) is None:
         return []
-    found = [run for run in runs(singles(reader, keys, where), PACK_MEMBERS) if pays(run)]
+    found = [run for run in single_runs(reader, keys, where) if pays(run)]
     return [swap for run in found if (swap := make(reader, keys, run, where)) is not None]
