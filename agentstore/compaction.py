@@ -180,17 +180,17 @@ class _Packer:
     def _runs(self, keys: ThreadKeys, where: str) -> list[tuple[int, int]]:
         """First and last seq of the runs that are worth writing anew."""
         with self._engine.read() as snap:
-            found = packing.runs(self._pieces(snap, keys, where), COLD_MEMBERS, roots=True)
+            found = packing.runs(
+                packing.pieces(snap, keys, where),
+                COLD_MEMBERS,
+                takes_root=lambda root: self._fits(snap, keys, root, where),
+            )
             return [(run[0].first, run[-1].last) for run in found if self._is_due(run)]
 
-    def _pieces(self, snap: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
-        """The thread without roots whose state is too large for a pack: those stay in their snapshots."""
-        for piece in packing.pieces(snap, keys, where):
-            if packing.is_root(piece):
-                size = snapshots.state_bytes(snap, keys, piece.first, where)
-                if size is None or size > packing.CONTENT_BYTES_MAX:
-                    continue
-            yield piece
+    def _fits(self, snap: Reader, keys: ThreadKeys, root: Single, where: str) -> bool:
+        """Whether the state of a root is small enough for a pack: else it stays in its snapshot."""
+        size = snapshots.state_bytes(snap, keys, root.first, where)
+        return size is not None and size <= packing.CONTENT_BYTES_MAX
 
     def _is_due(self, run: list[Piece]) -> bool:
         if packing.is_root(run[0]):
@@ -277,7 +277,13 @@ class _Packer:
         keys, where = ThreadKeys(number), f"thread number {number}"
         try:
             with self._engine.read() as snap:
-                for piece in self._pieces(snap, keys, where):
+                for piece in packing.pieces(snap, keys, where):
+                    if (
+                        isinstance(piece, Single)
+                        and packing.is_root(piece)
+                        and not self._fits(snap, keys, piece, where)
+                    ):
+                        continue
                     ops = piece.all_ops() if isinstance(piece, Pack) else [packing.ops_of(snap, keys, piece, where)]
                     yield from (op[2] for each in ops for op in each if len(op) == 5 and len(op[2]) >= 64)
         except CorruptionError:

@@ -6,7 +6,7 @@ back and compared before it takes the place of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -141,22 +141,31 @@ def pieces(reader: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
 
 
 def runs(
-    found: Iterator[Piece], members: int, content_bytes: int = CONTENT_BYTES_MAX, *, roots: bool = False
+    found: Iterator[Piece],
+    members: int,
+    content_bytes: int = CONTENT_BYTES_MAX,
+    *,
+    takes_root: Callable[[Single], bool] | None = None,
+    apart: Callable[[int, int], bool] | None = None,
 ) -> Iterator[list[Piece]]:
     """Pieces in runs where each follows the one before in its line, of at most so many members and bytes.
 
-    A root, whose state is in a snapshot alone, is in no run, or with `roots` the first of one: its state cannot be
-    computed from what stands before.
+    A root, whose state is in a snapshot alone, is in no run, or the first of one if `takes_root`: its state cannot be
+    computed from what stands before. Nor do two pieces stand in one whose seqs (last of one, first of the next) are
+    `apart`.
     """
     run: list[Piece] = []
     count = size = 0
     for piece in found:
         root = is_root(piece)
         fits = count + piece.count <= members and size + piece.content_bytes <= content_bytes
-        if run and (root or not fits or piece.parent != run[-1].last):
+        follows = bool(run) and piece.parent == run[-1].last
+        if follows and apart is not None and piece.first > run[-1].last + 1:
+            follows = not apart(run[-1].last, piece.first)
+        if run and (root or not fits or not follows):
             yield run
             run, count, size = [], 0, 0
-        if not root or roots:
+        if not root or (takes_root is not None and isinstance(piece, Single) and takes_root(piece)):
             run.append(piece)
             count += piece.count
             size += piece.content_bytes
@@ -167,6 +176,16 @@ def runs(
 def is_root(piece: Piece) -> bool:
     """Whether a snapshot has its state, and nothing else."""
     return isinstance(piece, Single) and bool(piece.entry.flags & FLAG_ROOT)
+
+
+def single_runs(reader: Reader, keys: ThreadKeys, where: str, low: int = 0) -> Iterator[list[Piece]]:
+    """Runs of `singles`, with no pack between the members of one: a pack has all checkpoints of its range."""
+    ends = records.packs(keys.prefix)
+
+    def apart(last: int, following: int) -> bool:
+        return any(reader.scan(ends + int_part(last + 1), ends + int_part(following)))
+
+    return runs(singles(reader, keys, where, low), PACK_MEMBERS, apart=apart)
 
 
 def pays(run: list[Piece]) -> bool:
@@ -297,7 +316,7 @@ def pack_full(engine: EmbeddedEngine, number: int, low: int = 0) -> int:
     with engine.read() as snap:
         if snap.get(keys.head) is None:
             return low
-        found = list(runs(singles(snap, keys, where, low), PACK_MEMBERS))
+        found = list(single_runs(snap, keys, where, low))
         dictionary = dictionaries.newest(snap)
         swaps = [make(snap, keys, run, where, dictionary=dictionary) for run in found if len(run) == PACK_MEMBERS]
     for swap in swaps:
@@ -314,5 +333,5 @@ def rest(reader: Reader, number: int, dictionary: zstd.Dictionary | None = None)
     keys, where = ThreadKeys(number), f"thread number {number}"
     if reader.get(keys.head) is None:
         return []
-    found = [run for run in runs(singles(reader, keys, where), PACK_MEMBERS) if pays(run)]
+    found = [run for run in single_runs(reader, keys, where) if pays(run)]
     return [swap for run in found if (swap := make(reader, keys, run, where, dictionary=dictionary)) is not None]
