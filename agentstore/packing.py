@@ -329,9 +329,18 @@ def pack_full(engine: EmbeddedEngine, number: int, low: int = 0) -> int:
 
 
 def rest(reader: Reader, number: int, dictionary: zstd.Dictionary | None = None) -> list[Swap]:
-    """The packs that pay for what `pack_full` left of a thread. O(checkpoints with records of their own)."""
+    """The packs that pay for what `pack_full` left of a thread, a small pack at its end included.
+
+    O(checkpoints with records of their own).
+    """
     keys, where = ThreadKeys(number), f"thread number {number}"
     if reader.get(keys.head) is None:
         return []
     found = [run for run in single_runs(reader, keys, where) if pays(run)]
+    last = next(lines.scan_packs(reader, keys.prefix, reverse=True), None)
+    for at, run in enumerate(found):
+        if last is not None and run[0].parent == last[0] and run[0].first > last[0]:
+            pack = lines.pack_of(reader, *last, where)
+            if not pack.is_cold and pack.count + len(run) <= PACK_MEMBERS:
+                found[at] = [pack, *run]
     return [swap for run in found if (swap := make(reader, keys, run, where, dictionary=dictionary)) is not None]
