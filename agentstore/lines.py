@@ -10,7 +10,7 @@ from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
 from agentstore.errors import CorruptionError
 from agentstore.fields import Op
-from agentstore.packs import FLAG_COLD, NO_PARENT, PACK, Entry, Pack
+from agentstore.packs import FLAG_COLD, NO_PARENT, Entry, Pack, head_of
 from agentstore.records import CheckpointHeader, int_part
 
 
@@ -72,7 +72,7 @@ def scan_packs(
 def find_pack(reader: Reader, prefix: bytes, seq: int, where: str) -> Pack | None:
     """The pack whose range of seqs has `seq` in it, inflated. O(its size)."""
     for last, raw in scan_packs(reader, prefix, seq):
-        if len(raw) >= PACK.size and PACK.unpack_from(raw)[4] > seq:
+        if head_of(raw, last, where).first > seq:
             return None
         return pack_of(reader, last, raw, where)
     return None
@@ -130,7 +130,7 @@ class Line:
         for key, raw in self._reader.scan(prefix + int_part(low), prefix + int_part(high + 1)):
             self._ahead[int.from_bytes(key[at:], "big")] = raw
         for last, raw in scan_packs(self._reader, self._prefix, low):
-            if len(raw) < PACK.size or (first := PACK.unpack_from(raw)[4]) > high:
+            if (first := head_of(raw, last, self._where).first) > high:
                 break
             self._packs.append((first, last, raw))
 

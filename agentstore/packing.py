@@ -197,8 +197,14 @@ def pays(run: list[Piece]) -> bool:
 
 def dictionaries_named(reader: Reader, keys: ThreadKeys) -> set[int]:
     """The ids of the dictionaries that a thread's packs need."""
-    found = [raw for _, raw in lines.scan_packs(reader, keys.prefix)]
-    return {packs.PACK.unpack_from(raw)[3] for raw in found if len(raw) >= packs.PACK.size}
+    where = f"thread number {keys.number}"
+    found: set[int] = set()
+    for last, raw in lines.scan_packs(reader, keys.prefix):
+        try:
+            found.add(packs.head_of(raw, last, where).dictionary)
+        except CorruptionError:
+            continue  # nothing reads it any more
+    return found
 
 
 # --- making one ------------------------------------------------------------------------

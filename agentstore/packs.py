@@ -25,7 +25,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agentstore import fields as state_fields
 from agentstore import records
@@ -41,9 +41,11 @@ FLAG_COLD: Final = 1
 """Made by the offline job: as small as it can be."""
 
 # version, flags, members, id of the dictionary (0: none), first seq, its parent + 1, checksums of the state before
-# the first and after the last member
-PACK = struct.Struct("<BBHIQQII")
-assert PACK.size == 32
+# the first and after the last member, CRC-32C of all this and the seq of the last member (8 bytes)
+PACK = struct.Struct("<BBHIQQIII")
+assert PACK.size == 36
+_LAST = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
 PACK_MEMBERS: Final = 64
 """So many deltas of one line become a pack in the background: more save little, and an old state is read for longer."""
 MEMBERS_MAX: Final = (1 << 16) - 1
@@ -122,6 +124,32 @@ class Entry:
         return self._ops()[1]
 
 
+class Head(NamedTuple):
+    """What stands before the frame of a pack."""
+
+    flags: int
+    members: int
+    dictionary: int
+    first: int
+    parent: int
+    before: int
+    after: int
+
+
+def head_of(raw: bytes, last: int, where: str) -> Head:
+    """The head of the pack that ends with `last`; CorruptionError if it is damaged. O(1)."""
+    if len(raw) < PACK.size or raw[0] != records.VERSION:
+        raise CorruptionError(f"{where}, pack {last}: the record is damaged or of another format")
+    _, flags, count, dictionary, first, above, before, after, crc = PACK.unpack_from(raw)
+    if crc != _head_crc(raw, last) or not count or not above - 1 < first <= last:
+        raise CorruptionError(f"{where}, pack {last}: the record is damaged: {raw[: PACK.size].hex()}")
+    return Head(flags, count, dictionary, first, above - 1, before, after)
+
+
+def _head_crc(raw: bytes, last: int) -> int:
+    return extend(extend(0, raw[: PACK.size - _CRC.size]), _LAST.pack(last))
+
+
 class Pack:
     """A pack as it was read: inflated, its columns decoded at first use. CorruptionError names what is damaged."""
 
@@ -149,13 +177,10 @@ class Pack:
         self._heads: list[Any] | None = None
         self._sums_of_heads: tuple[list[int], bytes, list[int], list[int], list[int], list[bytes]] | None = None
         self._changes: tuple[list[Any], list[list[Op]] | None, int] | None = None
-        if len(raw) < PACK.size or raw[0] != records.VERSION:
-            raise CorruptionError(f"{self._where}: the record is damaged or of another format")
-        _, flags, self.count, self.dictionary, self.first, above, self.before, self.after = PACK.unpack_from(raw)
-        self.is_cold = bool(flags & FLAG_COLD)
-        self.parent = above - 1
-        if not self.count or not self.parent < self.first <= last:
-            raise CorruptionError(f"{self._where}: the record is damaged: {raw[: PACK.size].hex()}")
+        head = head_of(raw, last, where)
+        self.count, self.first, self.parent = head.members, head.first, head.parent
+        self.before, self.after = head.before, head.after
+        self.dictionary, self.is_cold = head.dictionary, bool(head.flags & FLAG_COLD)
         try:
             self._content = zstd.decompress(raw[PACK.size :], records.RECORD_BYTES_MAX, dictionary)
         except (CorruptionError, LimitExceeded) as error:
@@ -392,7 +417,9 @@ def encode(
         first.parent + 1,
         before,
         after,
+        0,
     )
+    head = head[: -_CRC.size] + _CRC.pack(_head_crc(head, members[-1].seq))
     return head + zstd.compress(content, level, dictionary)
 
 

@@ -1,4 +1,4 @@
-"""A process that writes one thread beside others, with limits so small that packs and snapshots come and go all the time.
+"""A process that writes one thread beside others, with limits so small that packs and snapshots come and go at once.
 
 python tests/store_worker.py DIRECTORY SEED COMMITS
 """

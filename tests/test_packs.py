@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,12 +212,17 @@ def somewhere(found: dict[str, Any], seq: int) -> tuple[int, bytes]:
     return seq, commit_id
 
 
+def lines_of(count: int, changed: Container[int] = ()) -> bytes:
+    """A large text with some of its lines changed."""
+    return b"".join(b"%d: line%s\n" % (n * n, b" changed" if n in changed else b"") for n in range(count))
+
+
 def test_a_pack_has_ops_of_all_kinds(store: Store) -> None:
     thread = store.thread("t")
-    thread.commit(Set("a", 1), Set("history", [1, 2, 3, 4]), Set("blob", b"line of text\n" * 2000), Set("gone", 1))
+    thread.commit(Set("a", 1), Set("history", [*range(100)]), Set("blob", lines_of(2000)), Set("gone", 1))
     thread.commit(Append("history", 5), Append("history", 6), Set("a", 2), Set("a", 3))
-    thread.commit(Splice("history", 1, 2, ["summary"]), Delete("gone"))
-    thread.commit(Set("blob", b"line of text\n" * 900 + b"changed" + b"line of text\n" * 1100))
+    thread.commit(Splice("history", 50, 2, ["summary"]), Delete("gone"))
+    thread.commit(Set("blob", lines_of(2000, changed={100, 1800})))  # in two places: a patch
     thread.commit(Set("gone", "back"))
     state = thread.load()
     thread.commit_state({name: state[name] for name in reversed(state)})
