@@ -1,4 +1,4 @@
-"""A reader of a store's bytes, written from docs/format.md alone, in at most 150 lines. It imports nothing of agentstore."""
+"""A reader of a store's bytes, from docs/format.md alone, in at most 150 lines. It imports nothing of agentstore."""
 
 from __future__ import annotations
 
