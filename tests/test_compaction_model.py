@@ -34,6 +34,7 @@ from agentstore import (
     Thread,
     clock,
     compaction,
+    loading,
     packing,
     position,
     records,
@@ -411,7 +412,7 @@ class CompactionMachine(RuleBasedStateMachine):
             keys = ThreadKeys(number)
             with engine.read() as snap:
                 if snap.get(records.snapshots(keys.prefix) + records.int_part(seq)) is None:
-                    loaded = packing.loading.load(snap, keys.prefix, seq, name)
+                    loaded = loading.load(snap, keys.prefix, seq, name)
                     prepared = snapshots.prepare(keys, loaded)
                     assert engine.transact(prepared.write).value
         snapshots.thin(engine, number)

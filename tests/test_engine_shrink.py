@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentstore.engine import shrink
+from agentstore.engine.api import Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.files import Files
 from agentstore.engine.keys import encode
@@ -44,7 +45,12 @@ def wasteful(path: Path, files: Files | None = None) -> EmbeddedEngine:
     for start in range(0, 600, 50):
         engine.transact(lambda tx, start=start: [tx.put(encode("n", n), value(n)) for n in range(start, start + 50)])  # type: ignore[misc]  # default
         engine.fold()
-    engine.transact(lambda tx: [tx.delete(encode("n", n)) for n in range(KEPT, 600)])
+
+    def forget(tx: Tx) -> None:
+        for n in range(KEPT, 600):
+            tx.delete(encode("n", n))
+
+    engine.transact(forget)
     engine.fold()
     return engine
 

@@ -177,12 +177,12 @@ def check_states(thread: Thread, found: dict[int, dict[str, tuple[bytes, int]]])
 
 def test_packs_are_read_and_the_states_are_those_that_load_returns(killed: Killed) -> None:
     packs: dict[int, bytes] = {}
-    (number,) = [read[1] for frame in killed.frames for key, value in frame["items"]
-                 if (read := decoder.read_key(key))[0] == "t" and value == b"packed"]  # fmt: skip
-    for frame in killed.frames:
-        for key, value in frame["items"]:
-            if decoder.read_key(key)[:2] == (number, "q") and value is not None:
-                packs[int(decoder.read_key(key)[2])] = value
+    items = [(decoder.read_key(key), value) for frame in killed.frames for key, value in frame["items"]]
+    (number,) = [key[1] for key, value in items if key[0] == "t" and value == b"packed"]
+    for key, value in items:
+        if key[:2] == (number, "q") and value is not None:
+            assert isinstance(key[2], int)
+            packs[key[2]] = value
     assert sorted(packs) == [63, 127]
     read = [decoder.read_pack(packs[last], last) for last in sorted(packs)]
     assert [pack["parent"] for pack in read] == [None, 63]

@@ -31,6 +31,7 @@ from agentstore import (
     dictionaries,
     loading,
     packing,
+    packs,
     position,
     records,
     snapshots,
@@ -277,7 +278,8 @@ def test_a_branch_a_fork_and_a_pin_inside_of_a_pack(store: Store) -> None:
     right = [{"history": [message(k) for k in range(n + 1)], "step": n} for n in range(40)]
     branch = thread.commit(Append("history", "branch"), parent=17)
     assert branch.parent == 17
-    assert store.thread("t").load() == {"history": [*right[17]["history"], "branch"], "step": 17}
+    history: Any = right[17]["history"]
+    assert store.thread("t").load() == {"history": [*history, "branch"], "step": 17}
     fork = thread.fork(at=23, into="fork")
     assert fork.load() == right[23]
     thread.pin(5, "note")
@@ -493,7 +495,7 @@ def test_the_worker_of_the_other_tests_makes_packs() -> None:
             patched.setattr(module, name, getattr(module, name))  # put back afterwards
         for name in ("LOAD_US_MIN", "CHUNK_BYTES_MIN", "CHUNK_BYTES_MAX", "THIN_EVERY", "DENSE_SNAPSHOTS", "GAP_MIN"):
             patched.setattr(snapshots, name, getattr(snapshots, name))
-        patched.setattr(snapshots, "PACK_MEMBERS", snapshots.PACK_MEMBERS)
+        patched.setattr(snapshots, "PACK_MEMBERS", packs.PACK_MEMBERS)
         store_worker.small_limits()
         with tempfile.TemporaryDirectory() as directory, Store.open(directory + "/s", background=False) as store:
             thread = store.thread(store_worker.THREAD_ID)
