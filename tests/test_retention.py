@@ -314,7 +314,7 @@ def test_a_branch_a_fork_and_what_stands_on_them(store: Store) -> None:
 def test_again_and_again_while_the_thread_grows(store: Store) -> None:
     """Roots on roots: each time the oldest that stays gets its state from a snapshot."""
     thread = store.thread("t")
-    states: States = {}
+    states: dict[int, dict[str, Any]] = {}
     for part in range(8):
         states |= grow(thread, 70, start=70 * part, reasons={70 * part + 5: "final"})
         store.apply_retention(Retention(keep_last=4, keep={"final"}, keep_every=100))
