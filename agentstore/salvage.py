@@ -159,7 +159,8 @@ class _Threads:
                     self._engine.transact(lambda tx, number=number: dictionaries.remove(tx, number))  # type: ignore[misc]  # default
                     continue
                 of = threads.get(number, [])
-                self._engine.transact(lambda tx, found=found, of=of: dictionaries.put(tx, found, of))  # type: ignore[misc]  # defaults
+                lsn = snap.lsn
+                self._engine.transact(lambda tx, found=found, of=of, at=lsn: dictionaries.put(tx, found, of, at))  # type: ignore[misc]  # defaults
 
     def _names(self, snap: Reader) -> dict[int, bytes]:
         """Names by number, from either index."""
