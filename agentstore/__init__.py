@@ -20,6 +20,7 @@ from agentstore.effect_views import EffectView
 from agentstore.effects import EffectCall
 from agentstore.errors import (
     AgentStoreError,
+    BackupFailed,
     CallNotWaiting,
     CheckpointExpired,
     CheckpointNotFound,
@@ -63,6 +64,7 @@ from agentstore.errors import (
     UnencodableState,
     UnsupportedPlatform,
     UnsupportedRule,
+    WindowTooSmall,
 )
 from agentstore.leases import Lease
 from agentstore.pruning import Expiry
@@ -75,6 +77,11 @@ from agentstore.thread import Thread
 if TYPE_CHECKING:
     from agentstore.aio import AsyncStore, AsyncThread
     from agentstore.aio_effects import AsyncEffect, AsyncLease
+    from agentstore.context import legal_cuts, window
+    from agentstore.extractive import ExtractiveSummarizer
+    from agentstore.summarizing import originals, summarize
+    from agentstore.summary import NotSummarized, Summarized, Summary
+    from agentstore.tokens import Reported, count_tokens, estimate_message, text_counter
 
 __version__ = "0.1.0"
 
@@ -86,6 +93,7 @@ __all__ = [
     "AsyncLease",
     "AsyncStore",
     "AsyncThread",
+    "BackupFailed",
     "CallNotWaiting",
     "Change",
     "Checkpoint",
@@ -106,6 +114,7 @@ __all__ = [
     "EffectInFlight",
     "EffectView",
     "Expiry",
+    "ExtractiveSummarizer",
     "Fenced",
     "ForkedStore",
     "FormatTooNew",
@@ -117,10 +126,12 @@ __all__ = [
     "LimitExceeded",
     "NotAStore",
     "NotDone",
+    "NotSummarized",
     "OpenError",
     "OutOfResources",
     "ReadOnlyStore",
     "RecoveryNeeded",
+    "Reported",
     "Retention",
     "RunFailed",
     "RunUnfinished",
@@ -136,6 +147,8 @@ __all__ = [
     "StoreInUse",
     "StoreNotFound",
     "StorePermissionError",
+    "Summarized",
+    "Summary",
     "Thread",
     "ThreadExists",
     "ThreadGone",
@@ -144,16 +157,45 @@ __all__ = [
     "Unknown",
     "UnsupportedPlatform",
     "UnsupportedRule",
+    "WindowTooSmall",
     "__version__",
+    "count_tokens",
+    "estimate_message",
     "is_not_done",
     "is_unknown",
+    "legal_cuts",
+    "originals",
+    "summarize",
+    "text_counter",
+    "window",
 ]
 
 
+_LATER = {
+    "ExtractiveSummarizer": "extractive",
+    "NotSummarized": "summary",
+    "Reported": "tokens",
+    "Summarized": "summary",
+    "Summary": "summary",
+    "count_tokens": "tokens",
+    "estimate_message": "tokens",
+    "legal_cuts": "context",
+    "originals": "summarizing",
+    "summarize": "summarizing",
+    "text_counter": "tokens",
+    "window": "context",
+}
+"""Names that few programs need, and the modules that have them."""
+
+
 def __getattr__(name: str) -> Any:
-    """The classes that need asyncio, at their first use: it is a third of the time of the import otherwise."""
+    """What needs asyncio (it is a third of the time of the import otherwise) or is about windows, at its first use."""
     if name.startswith("Async") and name in __all__:
         from agentstore import aio
 
         return getattr(aio, name)
+    if name in _LATER:
+        import importlib
+
+        return getattr(importlib.import_module(f"agentstore.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,11 +23,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from agentstore.aio_effects import AsyncEffect, AsyncLease
+from agentstore.backup import Copied
 from agentstore.changes import Change
 from agentstore.checkpoint import Checkpoint
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.errors import StoreClosed
 from agentstore.once import NOT_GIVEN
+from agentstore.pruning import Expiry
+from agentstore.retention import Retention
+from agentstore.sizes import Sizes
 from agentstore.store import DEFAULT_PATH, PAGE_THREADS, Store
 from agentstore.thread import Thread
 
@@ -205,6 +209,27 @@ class AsyncStore:
         """As `Store.stats`."""
         return await self._call(self._store.stats)
 
+    async def sizes(self, threads: int = 10) -> Sizes:
+        """As `Store.sizes`."""
+        return await self._call(self._store.sizes, threads)
+
+    @property
+    def retention(self) -> Awaitable[Retention | None]:
+        """As `Store.retention`, awaited: ``await store.retention``."""
+        return self._call(lambda: self._store.retention)
+
+    async def set_retention(self, rule: Retention | None) -> None:
+        """As `Store.set_retention`."""
+        await self._call(self._store.set_retention, rule)
+
+    async def apply_retention(self, default: Retention | None = None, *, dry_run: bool = False) -> list[Expiry]:
+        """As `Store.apply_retention`."""
+        return await self._call(self._store.apply_retention, default, dry_run=dry_run)
+
+    async def backup(self, dest: str | os.PathLike[str], *, on_step: Callable[[str], None] | None = None) -> Copied:
+        """As `Store.backup`; `on_step` is called in a worker thread. Cancelled, it ends once the copy is made."""
+        return await self._call(lambda: self._store.backup(dest, on_step=on_step))
+
 
 def _some(found: Iterator[str]) -> list[str]:
     return list(islice(found, PAGE_THREADS))
@@ -349,6 +374,15 @@ class AsyncThread:
     async def unpin(self, seq: int) -> None:
         """As `Thread.unpin`."""
         await self._call(self._thread.unpin, seq)
+
+    @property
+    def retention(self) -> Awaitable[Retention | None]:
+        """As `Thread.retention`, awaited: ``await thread.retention``."""
+        return self._call(lambda: self._thread.retention)
+
+    async def set_retention(self, rule: Retention | None) -> None:
+        """As `Thread.set_retention`."""
+        await self._call(self._thread.set_retention, rule)
 
     async def pins(self) -> dict[int, str]:
         """As `Thread.pins`."""

@@ -17,7 +17,7 @@ The rules, in the order in which they are looked at:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
 from agentstore import dictionaries, effect_views, fields, leases, lines, loading, packs, records, snapshots
@@ -27,7 +27,7 @@ from agentstore.engine.api import Reader
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, CorruptionError
 from agentstore.fields import State
-from agentstore.packing import Piece, Single, entries_of
+from agentstore.packing import Piece, Single, entries_of, is_root
 from agentstore.packs import Entry
 from agentstore.records import Head, ThreadKeys, int_part, shown
 
@@ -173,7 +173,9 @@ class _States:
                 if entry.seq >= head.next_seq:
                     yield f"{self._where}, checkpoint {entry.seq}: the head says that the next one is {head.next_seq}"
             try:
-                yield from self._begin(piece)
+                if not (yield from self._begin(piece)):
+                    self._at = LOST
+                    continue
                 for entry in entries:
                     Checkpoint.from_entry(name, head.uuid, entry, self._where)
                     yield from self._step(entry)
@@ -188,7 +190,10 @@ class _States:
             (records.seq_of(key, low), 0, raw) for key, raw in self._snap.scan(low, records.end_of(low))
         ]
         for last, raw in lines.scan_packs(self._snap, self._keys.prefix):
-            found.append((packs.PACK.unpack_from(raw)[4] if len(raw) >= packs.PACK.size else last, last, raw))
+            try:
+                found.append((packs.head_of(raw, last, self._where).first, last, raw))
+            except CorruptionError as error:
+                yield str(error)
         end = -1
         for first, last, raw in sorted(found):
             try:
@@ -205,21 +210,22 @@ class _States:
             end = max(end, piece.last)
             yield piece
 
-    def _begin(self, piece: Piece) -> Iterator[str]:
-        """Have the state that a piece is of."""
+    def _begin(self, piece: Piece) -> Generator[str, None, bool]:
+        """Have the state that a piece is of; whether there is one."""
         parent = piece.parent
-        if isinstance(piece, Single) and piece.entry.flags & records.FLAG_ROOT:
+        if is_root(piece):
             self._state = loading.load(self._snap, self._keys.prefix, piece.first, self._where).state
-        elif parent != packs.NO_PARENT and self.sums.get(parent) is None:
-            self._state = {}
-            yield f"{self._where}, checkpoint {piece.first}: its parent {parent} is damaged or not there"
         elif parent == packs.NO_PARENT:
             self._state = {}
+        elif self.sums.get(parent) is None:
+            yield f"{self._where}, checkpoint {piece.first}: its parent {parent} is damaged or not there"
+            return False
         elif parent != self._at:
             self._state = loading.load(self._snap, self._keys.prefix, parent, self._where).state
         self._at = parent
         if not isinstance(piece, Single) and fields.state_sum(self._state) != piece.before:
             yield f"{self._where}: the pack {piece.last} is not of the state of its parent {parent}"
+        return True
 
     def _step(self, entry: Entry) -> Iterator[str]:
         where = f"{self._where}, checkpoint {entry.seq}"

@@ -17,10 +17,15 @@ from agentstore.engine.api import Reader, Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.engine.job import JobLock, disk_bytes, require_alone, require_room
 from agentstore.errors import CorruptionError
+from agentstore.extractive import ExtractiveSummarizer
 from agentstore.packing import Piece, Single, Swap
 from agentstore.packs import Pack
 from agentstore.records import ThreadKeys
 from agentstore.retention import Retention
+from agentstore.sizes import sizes
+from agentstore.store import Store
+from agentstore.summarizing import summarize
+from agentstore.summary import Summarized
 
 COLD_LEVEL: Final = 19
 COLD_MEMBERS: Final = 4096
@@ -46,6 +51,11 @@ class Compacted:
     bytes_before: int
     """Of the directory, as blocks of the disk."""
     bytes_after: int = 0
+    kinds_before: dict[str, int] = field(default_factory=dict)
+    """Bytes of keys and values by kind of record, see `Store.sizes`."""
+    kinds_after: dict[str, int] = field(default_factory=dict)
+    summarized: dict[str, int] = field(default_factory=dict)
+    """How many messages a summary took the place of, by thread."""
     expired: list[pruning.Expiry] = field(default_factory=list)
     packs: int = 0
     """Packs that were written."""
@@ -69,35 +79,63 @@ def compact(
     jobs: int = 1,
     online: bool = False,
     dry_run: bool = False,
+    summarize_over: int | None = None,
     progress: Progress = _nothing,
 ) -> Compacted:
     """Apply retention, make large packs of what is cold, and give disk space back; what was done.
 
     `retention`: for threads without a rule of their own, in the place of the store's. `level`: of zstd, 1 to 19.
     `jobs`: threads that compress. `online`: beside others who have the store open (files shrink only once they
-    closed it). `dry_run`: only say what retention would remove.
+    closed it). `dry_run`: only say what retention would remove. `summarize_over`: first put extractive summaries in
+    the place of the oldest part of every conversation that has more tokens than that, so that half as many stay;
+    `ValueError` with `online`, since it moves heads.
 
     `StoreInUse`: somebody has the store open, or another job runs. `DiskFull` before anything is done. What is damaged
     is left as it is and listed. Memory: a few packs. O(store).
     """
     path = os.path.abspath(os.fspath(path))
+    if summarize_over is not None and online:
+        raise ValueError("conversations are summarized only while nobody else has the store open")
     with JobLock(path):
         if not online and not dry_run:
             require_alone(path)
         if not dry_run:
             require_room(path)
         done = Compacted(disk_bytes(path))
+        if summarize_over is not None and not dry_run:
+            _summarize(path, summarize_over, done, progress)
         engine = EmbeddedEngine.open(path, create=False, readonly=dry_run, background=False)
         try:
+            done.kinds_before = _kinds(engine)
             for expiry in pruning.apply(engine, retention, dry_run=dry_run):
                 done.expired.append(expiry)
                 progress("retention", len(done.expired), 0)
             if not dry_run:
                 _Packer(engine, level, jobs, done, progress).run()
+            done.kinds_after = _kinds(engine)
         finally:
             done.shrunk = engine.close(shrink=not dry_run)
         done.bytes_after = disk_bytes(path)
     return done
+
+
+def _kinds(engine: EmbeddedEngine) -> dict[str, int]:
+    return {name: kind.bytes for name, kind in sizes(engine, 0).kinds.items()}
+
+
+def _summarize(path: str, over: int, done: Compacted, progress: Progress) -> None:
+    """Summarize what is over; what cannot be is left as it is."""
+    summarizer = ExtractiveSummarizer()
+    with Store.open(path, create=False, background=False) as store:
+        for at, name in enumerate(store.threads(), 1):
+            progress("summaries", at, 0)
+            try:
+                made = summarize(store.thread(name), summarizer, keep_tokens=over // 2, high_water=over)
+            except (CorruptionError, TypeError) as error:  # TypeError: its history is no list
+                done.damaged.append(f"thread {records.shown(name)}: {error}")
+                continue
+            if isinstance(made, Summarized):
+                done.summarized[name] = made.messages
 
 
 class _Packer:
@@ -142,17 +180,17 @@ class _Packer:
     def _runs(self, keys: ThreadKeys, where: str) -> list[tuple[int, int]]:
         """First and last seq of the runs that are worth writing anew."""
         with self._engine.read() as snap:
-            found = packing.runs(self._pieces(snap, keys, where), COLD_MEMBERS, roots=True)
+            found = packing.runs(
+                packing.pieces(snap, keys, where),
+                COLD_MEMBERS,
+                takes_root=lambda root: self._fits(snap, keys, root, where),
+            )
             return [(run[0].first, run[-1].last) for run in found if self._is_due(run)]
 
-    def _pieces(self, snap: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
-        """The thread without roots whose state is too large for a pack: those stay in their snapshots."""
-        for piece in packing.pieces(snap, keys, where):
-            if packing.is_root(piece):
-                size = snapshots.state_bytes(snap, keys, piece.first, where)
-                if size is None or size > packing.CONTENT_BYTES_MAX:
-                    continue
-            yield piece
+    def _fits(self, snap: Reader, keys: ThreadKeys, root: Single, where: str) -> bool:
+        """Whether the state of a root is small enough for a pack: else it stays in its snapshot."""
+        size = snapshots.state_bytes(snap, keys, root.first, where)
+        return size is not None and size <= packing.CONTENT_BYTES_MAX
 
     def _is_due(self, run: list[Piece]) -> bool:
         if packing.is_root(run[0]):
@@ -190,9 +228,10 @@ class _Packer:
     def _have_dictionary(self, numbers: list[int]) -> zstd.Dictionary | None:
         """The newest dictionary that may stay, else a new one if there is enough to learn from."""
         with self._engine.read() as snap:
-            there = [each for each in dictionaries.all_of(snap) if not self._is_stale(snap, each, set(numbers))]
-            if there:
-                return dictionaries.find(snap, max(there, key=lambda each: each.lsn).id)
+            newest = dictionaries.newest(snap)
+            for each in dictionaries.all_of(snap) if newest is not None else ():
+                if newest is not None and each.id == newest.id and not self._is_stale(snap, each, set(numbers)):
+                    return newest
         samples, threads, content = self._samples(numbers)
         if content < CONTENT_BYTES_MIN:
             return None
@@ -238,7 +277,13 @@ class _Packer:
         keys, where = ThreadKeys(number), f"thread number {number}"
         try:
             with self._engine.read() as snap:
-                for piece in self._pieces(snap, keys, where):
+                for piece in packing.pieces(snap, keys, where):
+                    if (
+                        isinstance(piece, Single)
+                        and packing.is_root(piece)
+                        and not self._fits(snap, keys, piece, where)
+                    ):
+                        continue
                     ops = piece.all_ops() if isinstance(piece, Pack) else [packing.ops_of(snap, keys, piece, where)]
                     yield from (op[2] for each in ops for op in each if len(op) == 5 and len(op[2]) >= 64)
         except CorruptionError:
@@ -265,6 +310,9 @@ def as_json(done: Compacted) -> dict[str, Any]:
     return {
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
+        "kinds_before": done.kinds_before,
+        "kinds_after": done.kinds_after,
+        "summarized": done.summarized,
         "packs": done.packs,
         "dictionary": done.dictionary,
         "shrunk": done.shrunk,

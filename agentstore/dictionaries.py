@@ -142,6 +142,17 @@ def all_of(reader: Reader) -> list[Trained]:
     return found
 
 
+def newest(reader: Reader) -> zstd.Dictionary | None:
+    """The dictionary that new packs are made with; None if there is none, or it cannot be read. O(dictionaries)."""
+    there = all_of(reader)
+    if not there:
+        return None
+    try:
+        return find(reader, max(there, key=lambda each: each.lsn).id)
+    except CorruptionError:
+        return None
+
+
 def check(reader: Reader) -> Iterator[str]:
     """A sentence for each piece of a dictionary that is missing or damaged, and each dictionary that cannot be read."""
     for number in ids(reader):

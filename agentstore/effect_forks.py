@@ -51,6 +51,11 @@ def carried_decision(reader: Reader, prefix: bytes, seq: int) -> DecisionId | No
     return parts[0], parts[1]
 
 
+def carry(tx: Tx, prefix: bytes, seq: int, decision: DecisionId) -> None:
+    """Have checkpoint `seq`, the first that is here of its line, stand on `decision`. One put."""
+    tx.put(prefix + _CARRIED + int_part(seq), encode([*decision]))
+
+
 def decision_at(reader: Reader, prefix: bytes, uuid: bytes, seq: int, name: str) -> DecisionId | None:
     """The newest decision on the line that ends with checkpoint `seq`; None if there is none.
 
@@ -83,7 +88,7 @@ def copy_open(
     decision = decision_at(tx, source, source_uuid, at, source_name)
     if decision is None:
         return
-    tx.put(target + _CARRIED + int_part(target_seq), encode([*decision]))
+    carry(tx, target, target_seq, decision)
     narrow = intent_space(source, *decision)
     for key, data in [*tx.scan(narrow, keys.end_of(narrow))]:
         identity, _ = identity_of(key, intent_space(source))

@@ -92,6 +92,10 @@ class ReadOnlyStore(AgentStoreError):
     """The store was opened with ``readonly=True``."""
 
 
+class BackupFailed(AgentStoreError):
+    """No copy was made, or its name is not durable, as the message then says. The store is as it was."""
+
+
 class LimitExceeded(AgentStoreError):
     """A value is larger or deeper than a named limit."""
 
@@ -133,6 +137,10 @@ class UnencodableState(AgentStoreError):
 
 class InvalidChange(AgentStoreError):
     """A change does not fit the state that it is applied to (its path is not there, not a list, …)."""
+
+
+class WindowTooSmall(AgentStoreError):
+    """What must be in a model's window (system prompt, first goal, pinned and newest messages) does not fit."""
 
 
 # --- leases and effects --------------------------------------------------------------

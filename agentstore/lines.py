@@ -10,7 +10,7 @@ from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
 from agentstore.errors import CorruptionError
 from agentstore.fields import Op
-from agentstore.packs import FLAG_COLD, NO_PARENT, PACK, Entry, Pack
+from agentstore.packs import FLAG_COLD, NO_PARENT, Entry, Pack, head_of
 from agentstore.records import CheckpointHeader, int_part
 
 
@@ -72,7 +72,7 @@ def scan_packs(
 def find_pack(reader: Reader, prefix: bytes, seq: int, where: str) -> Pack | None:
     """The pack whose range of seqs has `seq` in it, inflated. O(its size)."""
     for last, raw in scan_packs(reader, prefix, seq):
-        if len(raw) >= PACK.size and PACK.unpack_from(raw)[4] > seq:
+        if head_of(raw, last, where).first > seq:
             return None
         return pack_of(reader, last, raw, where)
     return None
@@ -85,7 +85,7 @@ def find(reader: Reader, prefix: bytes, seq: int, where: str) -> Entry | None:
         return entry_of(seq, raw, where)
     pack = find_pack(reader, prefix, seq, where)
     at = None if pack is None else pack.index(seq)
-    return None if pack is None or at is None else pack.entries()[at]
+    return None if pack is None or at is None else pack.entry(at)
 
 
 def descending(reader: Reader, prefix: bytes, below: int, where: str) -> Iterator[Entry]:
@@ -122,7 +122,6 @@ class Line:
         self._ahead: dict[int, bytes] = {}
         self._packs: list[tuple[int, int, bytes]] = []
         self._pack: Pack | None = None
-        self._entries: list[Entry] = []
 
     def read_ahead(self, low: int, high: int) -> None:
         """Read what there is from `low` to `high` in two scans: most lines are straight."""
@@ -131,7 +130,7 @@ class Line:
         for key, raw in self._reader.scan(prefix + int_part(low), prefix + int_part(high + 1)):
             self._ahead[int.from_bytes(key[at:], "big")] = raw
         for last, raw in scan_packs(self._reader, self._prefix, low):
-            if len(raw) < PACK.size or (first := PACK.unpack_from(raw)[4]) > high:
+            if (first := head_of(raw, last, self._where).first) > high:
                 break
             self._packs.append((first, last, raw))
 
@@ -156,7 +155,7 @@ class Line:
             if self._reader.get(self._checkpoints + int_part(seq)) is not None:
                 return None
             found = find_pack(self._reader, self._prefix, seq, self._where)
-        self._pack, self._entries = found, []
+        self._pack = found
         return found
 
     def entry(self, seq: int) -> Entry:
@@ -179,9 +178,7 @@ class Line:
         at = None if pack is None else pack.index(seq)
         if pack is None or at is None:
             return None
-        if not self._entries:
-            self._entries = pack.entries()
-        return self._entries[at]
+        return pack.entry(at)
 
 
 # --- records of packs --------------------------------------------------------------------

@@ -6,11 +6,11 @@ back and compared before it takes the place of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from agentstore import deltas, fields, lines, loading, packs, records, snapshots
+from agentstore import deltas, dictionaries, fields, lines, loading, packs, records, snapshots
 from agentstore.codec import zstd
 from agentstore.engine.api import Reader, Tx
 from agentstore.engine.embedded import EmbeddedEngine
@@ -141,22 +141,31 @@ def pieces(reader: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
 
 
 def runs(
-    found: Iterator[Piece], members: int, content_bytes: int = CONTENT_BYTES_MAX, *, roots: bool = False
+    found: Iterator[Piece],
+    members: int,
+    content_bytes: int = CONTENT_BYTES_MAX,
+    *,
+    takes_root: Callable[[Single], bool] | None = None,
+    apart: Callable[[int, int], bool] | None = None,
 ) -> Iterator[list[Piece]]:
     """Pieces in runs where each follows the one before in its line, of at most so many members and bytes.
 
-    A root, whose state is in a snapshot alone, is in no run, or with `roots` the first of one: its state cannot be
-    computed from what stands before.
+    A root, whose state is in a snapshot alone, is in no run, or the first of one if `takes_root`: its state cannot be
+    computed from what stands before. Nor do two pieces stand in one whose seqs (last of one, first of the next) are
+    `apart`.
     """
     run: list[Piece] = []
     count = size = 0
     for piece in found:
         root = is_root(piece)
         fits = count + piece.count <= members and size + piece.content_bytes <= content_bytes
-        if run and (root or not fits or piece.parent != run[-1].last):
+        follows = bool(run) and piece.parent == run[-1].last
+        if follows and apart is not None and piece.first > run[-1].last + 1:
+            follows = not apart(run[-1].last, piece.first)
+        if run and (root or not fits or not follows):
             yield run
             run, count, size = [], 0, 0
-        if not root or roots:
+        if not root or (takes_root is not None and isinstance(piece, Single) and takes_root(piece)):
             run.append(piece)
             count += piece.count
             size += piece.content_bytes
@@ -169,6 +178,16 @@ def is_root(piece: Piece) -> bool:
     return isinstance(piece, Single) and bool(piece.entry.flags & FLAG_ROOT)
 
 
+def single_runs(reader: Reader, keys: ThreadKeys, where: str, low: int = 0) -> Iterator[list[Piece]]:
+    """Runs of `singles`, with no pack between the members of one: a pack has all checkpoints of its range."""
+    ends = records.packs(keys.prefix)
+
+    def apart(last: int, following: int) -> bool:
+        return any(reader.scan(ends + int_part(last + 1), ends + int_part(following)))
+
+    return runs(singles(reader, keys, where, low), PACK_MEMBERS, apart=apart)
+
+
 def pays(run: list[Piece]) -> bool:
     """Whether a rest of a line is worth a pack."""
     if len(run) < 2:
@@ -178,8 +197,14 @@ def pays(run: list[Piece]) -> bool:
 
 def dictionaries_named(reader: Reader, keys: ThreadKeys) -> set[int]:
     """The ids of the dictionaries that a thread's packs need."""
-    found = [raw for _, raw in lines.scan_packs(reader, keys.prefix)]
-    return {packs.PACK.unpack_from(raw)[3] for raw in found if len(raw) >= packs.PACK.size}
+    where = f"thread number {keys.number}"
+    found: set[int] = set()
+    for last, raw in lines.scan_packs(reader, keys.prefix):
+        try:
+            found.add(packs.head_of(raw, last, where).dictionary)
+        except CorruptionError:
+            continue  # nothing reads it any more
+    return found
 
 
 # --- making one ------------------------------------------------------------------------
@@ -297,8 +322,9 @@ def pack_full(engine: EmbeddedEngine, number: int, low: int = 0) -> int:
     with engine.read() as snap:
         if snap.get(keys.head) is None:
             return low
-        found = list(runs(singles(snap, keys, where, low), PACK_MEMBERS))
-        swaps = [make(snap, keys, run, where) for run in found if len(run) == PACK_MEMBERS]
+        found = list(single_runs(snap, keys, where, low))
+        dictionary = dictionaries.newest(snap)
+        swaps = [make(snap, keys, run, where, dictionary=dictionary) for run in found if len(run) == PACK_MEMBERS]
     for swap in swaps:
         if swap is not None:
             engine.transact(swap.write)
@@ -308,10 +334,19 @@ def pack_full(engine: EmbeddedEngine, number: int, low: int = 0) -> int:
     return found[-1][0].first if len(found[-1]) < PACK_MEMBERS else found[-1][-1].last + 1
 
 
-def rest(reader: Reader, number: int) -> list[Swap]:
-    """The packs that pay for what `pack_full` left of a thread. O(checkpoints with records of their own)."""
+def rest(reader: Reader, number: int, dictionary: zstd.Dictionary | None = None) -> list[Swap]:
+    """The packs that pay for what `pack_full` left of a thread, a small pack at its end included.
+
+    O(checkpoints with records of their own).
+    """
     keys, where = ThreadKeys(number), f"thread number {number}"
     if reader.get(keys.head) is None:
         return []
-    found = [run for run in runs(singles(reader, keys, where), PACK_MEMBERS) if pays(run)]
-    return [swap for run in found if (swap := make(reader, keys, run, where)) is not None]
+    found = [run for run in single_runs(reader, keys, where) if pays(run)]
+    last = next(lines.scan_packs(reader, keys.prefix, reverse=True), None)
+    for at, run in enumerate(found):
+        if last is not None and run[0].parent == last[0] and run[0].first > last[0]:
+            pack = lines.pack_of(reader, *last, where)
+            if not pack.is_cold and pack.count + len(run) <= PACK_MEMBERS:
+                found[at] = [pack, *run]
+    return [swap for run in found if (swap := make(reader, keys, run, where, dictionary=dictionary)) is not None]

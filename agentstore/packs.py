@@ -24,7 +24,8 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 from agentstore import fields as state_fields
 from agentstore import records
@@ -40,9 +41,11 @@ FLAG_COLD: Final = 1
 """Made by the offline job: as small as it can be."""
 
 # version, flags, members, id of the dictionary (0: none), first seq, its parent + 1, checksums of the state before
-# the first and after the last member
-PACK = struct.Struct("<BBHIQQII")
-assert PACK.size == 32
+# the first and after the last member, CRC-32C of all this and the seq of the last member (8 bytes)
+PACK = struct.Struct("<BBHIQQIII")
+assert PACK.size == 36
+_LAST = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
 PACK_MEMBERS: Final = 64
 """So many deltas of one line become a pack in the background: more save little, and an old state is read for longer."""
 MEMBERS_MAX: Final = (1 << 16) - 1
@@ -121,6 +124,32 @@ class Entry:
         return self._ops()[1]
 
 
+class Head(NamedTuple):
+    """What stands before the frame of a pack."""
+
+    flags: int
+    members: int
+    dictionary: int
+    first: int
+    parent: int
+    before: int
+    after: int
+
+
+def head_of(raw: bytes, last: int, where: str) -> Head:
+    """The head of the pack that ends with `last`; CorruptionError if it is damaged. O(1)."""
+    if len(raw) < PACK.size or raw[0] != records.VERSION:
+        raise CorruptionError(f"{where}, pack {last}: the record is damaged or of another format")
+    _, flags, count, dictionary, first, above, before, after, crc = PACK.unpack_from(raw)
+    if crc != _head_crc(raw, last) or not count or not above - 1 < first <= last:
+        raise CorruptionError(f"{where}, pack {last}: the record is damaged: {raw[: PACK.size].hex()}")
+    return Head(flags, count, dictionary, first, above - 1, before, after)
+
+
+def _head_crc(raw: bytes, last: int) -> int:
+    return extend(extend(0, raw[: PACK.size - _CRC.size]), _LAST.pack(last))
+
+
 class Pack:
     """A pack as it was read: inflated, its columns decoded at first use. CorruptionError names what is damaged."""
 
@@ -128,6 +157,7 @@ class Pack:
         "_changes",
         "_content",
         "_heads",
+        "_sums_of_heads",
         "_where",
         "after",
         "before",
@@ -145,14 +175,12 @@ class Pack:
         self.last = last
         self._where = f"{where}, pack {last}"
         self._heads: list[Any] | None = None
+        self._sums_of_heads: tuple[list[int], bytes, list[int], list[int], list[int], list[bytes]] | None = None
         self._changes: tuple[list[Any], list[list[Op]] | None, int] | None = None
-        if len(raw) < PACK.size or raw[0] != records.VERSION:
-            raise CorruptionError(f"{self._where}: the record is damaged or of another format")
-        _, flags, self.count, self.dictionary, self.first, above, self.before, self.after = PACK.unpack_from(raw)
-        self.is_cold = bool(flags & FLAG_COLD)
-        self.parent = above - 1
-        if not self.count or not self.parent < self.first <= last:
-            raise CorruptionError(f"{self._where}: the record is damaged: {raw[: PACK.size].hex()}")
+        head = head_of(raw, last, where)
+        self.count, self.first, self.parent = head.members, head.first, head.parent
+        self.before, self.after = head.before, head.after
+        self.dictionary, self.is_cold = head.dictionary, bool(head.flags & FLAG_COLD)
         try:
             self._content = zstd.decompress(raw[PACK.size :], records.RECORD_BYTES_MAX, dictionary)
         except (CorruptionError, LimitExceeded) as error:
@@ -227,39 +255,38 @@ class Pack:
 
     def entries(self) -> list[Entry]:
         """All members, ascending. O(members)."""
-        _, reasons, times, lsns, ids, metas, _ = self._decoded_heads()
-        seqs = self.seqs()
-        share = len(self.raw) // self.count
-        found: list[Entry] = []
-        created = lsn = commit = 0
-        parent = self.parent
+        return [self.entry(at) for at in range(self.count)]
+
+    def entry(self, at: int) -> Entry:
+        """Member `at`. O(1) but for the first one asked for, O(members)."""
+        seqs, reasons, times, lsns, ids, metas = self._summed()
         try:
-            for at, seq in enumerate(seqs):
-                created += times[at]
-                lsn += lsns[at]
-                commit = (commit + ids[at]) & _ID_MASK
-                found.append(
-                    Entry(
-                        seq,
-                        parent,
-                        REASONS[reasons[at]],
-                        created,
-                        lsn,
-                        commit.to_bytes(8, "big"),
-                        self.after if seq == self.last else None,
-                        metas[at],
-                        0,
-                        share,
-                        self._reader_of(at),
-                    )
-                )
-                parent = seq
+            return Entry(
+                seqs[at],
+                seqs[at - 1] if at else self.parent,
+                REASONS[reasons[at]],
+                times[at],
+                lsns[at],
+                (ids[at] & _ID_MASK).to_bytes(8, "big"),
+                self.after if at == self.count - 1 else None,
+                metas[at],
+                0,
+                len(self.raw) // self.count,
+                lambda: (self.ops(at), self.sums() if at == self.count - 1 else None),
+            )
         except (IndexError, TypeError, ValueError, OverflowError) as error:
             raise self._damaged(error) from error
-        return found
 
-    def _reader_of(self, at: int) -> Callable[[], tuple[list[Op], list[Any] | None]]:
-        return lambda: (self.ops(at), self.sums() if at == self.count - 1 else None)
+    def _summed(self) -> tuple[list[int], bytes, list[int], list[int], list[int], list[bytes]]:
+        """The columns of the heads, differences added up."""
+        if self._sums_of_heads is None:
+            _, reasons, times, lsns, ids, metas, _ = self._decoded_heads()
+            try:
+                added = list(accumulate(times)), list(accumulate(lsns)), list(accumulate(ids))
+            except TypeError as error:
+                raise self._damaged(error) from error
+            self._sums_of_heads = self.seqs(), reasons, *added, metas
+        return self._sums_of_heads
 
     def ops(self, at: int) -> list[Op]:
         """The ops of member `at`; their order is that in which fields first appear. O(members)."""
@@ -390,7 +417,9 @@ def encode(
         first.parent + 1,
         before,
         after,
+        0,
     )
+    head = head[: -_CRC.size] + _CRC.pack(_head_crc(head, members[-1].seq))
     return head + zstd.compress(content, level, dictionary)
 
 

@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from agentstore import clock, deleting, deltas, effect_forks, fields, lines, loading, packing, packs, records, snapshots
+from agentstore import (
+    clock,
+    deleting,
+    deltas,
+    effect_forks,
+    fields,
+    lines,
+    loading,
+    packing,
+    packs,
+    receipts,
+    records,
+    snapshots,
+)
 from agentstore.codec import zstd
 from agentstore.effect_records import MARK_NOT_DONE, decode_intent, identity_of, intent_space
 from agentstore.engine import keys as key_codec
@@ -407,16 +420,15 @@ def _carry_through(engine: EmbeddedEngine, made: Plan, rule: Retention, dry_run:
         size = sum([entry.stored_bytes for entry in made.entries])
         return Expiry(made.name, everything, {}, size, whole=True) if went else None
     found = expiry_of(made)
-    if not found.removed:
-        return None
-    if not dry_run:
-        try:
-            if not prune(engine, made.keys.number, made.name, rule):
-                return None
-        except CorruptionError as error:
-            logger.warning("retention leaves a damaged thread as it is: %s", error)
+    try:
+        if not dry_run and found.removed and not prune(engine, made.keys.number, made.name, rule):
             return None
-    return found
+        if not dry_run:
+            receipts.expire(engine, made.keys.number)
+    except CorruptionError as error:
+        logger.warning("retention leaves a damaged thread as it is: %s", error)
+        return None
+    return found if found.removed else None
 
 
 def _delete(engine: EmbeddedEngine, made: Plan, head: Entry) -> bool:

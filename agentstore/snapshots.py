@@ -34,8 +34,7 @@ logger = logging.getLogger("agentstore")
 LOAD_US_MIN: Final = 2000
 """What stands between a snapshot and a checkpoint may cost so much, whatever the state's size: in microseconds."""
 
-# Measured on transcripts: reading, inflating and applying a delta of its own, a pack of 64; inflating; decoding.
-_DELTA_US: Final = 10
+# Measured on transcripts: to read and apply a pack of 64 (one alone takes 10 µs); to inflate; to decode.
 _PACK_US: Final = 60
 _INFLATED_PER_US: Final = 500
 _DECODED_PER_US: Final = 300
@@ -64,10 +63,10 @@ def state_bytes(reader: Reader, keys: ThreadKeys, seq: int, where: str) -> int |
 def is_due(cost: Cost, state_bytes: int) -> bool:
     """Whether loading costs more than about twice reading the state itself, and not little.
 
-    So a thread that only appends gets none, ever: its packs hold each byte once, and are read as fast as a
+    So a thread that only appends messages gets none: its packs hold each byte once, and are read about as fast as a
     snapshot would be. It is what was set again and again, or taken out, that makes deltas outweigh their state.
 
-    >>> is_due(Cost(deltas=500), 2_000), is_due(Cost(deltas=5_000), 2_000)
+    >>> is_due(Cost(deltas=1_000), 2_000), is_due(Cost(deltas=5_000), 2_000)
     (False, True)
     >>> is_due(Cost(deltas=10_000, content_bytes=6_000_000), 6_000_000)
     False
@@ -79,11 +78,9 @@ def is_due(cost: Cost, state_bytes: int) -> bool:
 def cost_us(cost: Cost) -> float:
     """What it takes to read what stands between a snapshot and a checkpoint, in microseconds.
 
-    Deltas beyond the newest two packs' worth are counted as if they were packed: soon they are.
+    Deltas that stand alone are counted as if they were packed: soon they are, and no snapshot would spare that.
     """
-    alone = min(cost.deltas, 2 * PACK_MEMBERS)
-    in_packs = cost.packs + (cost.deltas - alone) / PACK_MEMBERS
-    return alone * _DELTA_US + in_packs * _PACK_US + cost.content_bytes / _INFLATED_PER_US
+    return (cost.packs + cost.deltas / PACK_MEMBERS) * _PACK_US + cost.content_bytes / _INFLATED_PER_US
 
 
 def _state_us(state_bytes: int) -> float:
@@ -238,10 +235,12 @@ def drop(engine: EmbeddedEngine, number: int, seq: int) -> bool:
     key = records.snapshots(keys.prefix) + int_part(seq)
     with engine.read() as snap:
         raw = snap.get(key)
-        entry = lines.find(snap, keys.prefix, seq, where)
-        if raw is None or (entry is not None and entry.flags & FLAG_ROOT):
+        if raw is None:
             return False
         try:
+            entry = lines.find(snap, keys.prefix, seq, where)
+            if entry is not None and entry.flags & FLAG_ROOT:
+                return False
             rebuilt = loading.load(snap, keys.prefix, seq, where, without=seq)
             loading.verify(rebuilt, snap, keys.prefix, seq, where)
             kept = loading.read_snapshot(snap, keys.prefix, seq, raw, where)

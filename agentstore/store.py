@@ -10,12 +10,15 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
+from agentstore import backup as backups
 from agentstore import checking, deleting, pruning, records
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.once import NOT_GIVEN, once
 from agentstore.pruning import Expiry
 from agentstore.retention import Retention
+from agentstore.sizes import Sizes
+from agentstore.sizes import sizes as count_sizes
 from agentstore.thread import Thread
 from agentstore.upkeep import Upkeep
 
@@ -285,6 +288,26 @@ class Store:
         """
         return checking.problems(self._engine)
 
+    def backup(self, dest: str | os.PathLike[str], *, on_step: Callable[[str], None] | None = None) -> backups.Copied:
+        """Copy the store to the new directory `dest`, while it is in use: everything that is confirmed by now is there.
+
+        The copy is a store that opens, checked like `check` before it gets its name; it keeps the store's uuid (see
+        `agentstore.backup`). `on_step` is told what is being done. `BackupFailed` (`dest` is not free, the check found
+        something), `DiskFull`, `StorePermissionError`, `UnsupportedPlatform`: there is nothing at `dest`. O(store).
+
+        >>> import tempfile
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> store = scratch_store()
+        >>> cp = store.thread("t").commit(Set("step", 1))
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     copied = store.backup(directory + "/copy")
+        ...     with Store.open(directory + "/copy") as copy:
+        ...         copied.threads, copy.thread("t").load()
+        (1, {'step': 1})
+        """
+        return backups.copy_store(self, os.fspath(dest), on_step)
+
     def stats(self) -> dict[str, int]:
         """Numbers about the store: ``threads``, and the engine's LSNs, sizes in bytes and counts. O(1).
 
@@ -295,6 +318,21 @@ class Store:
         with self._engine.read() as snap:
             threads = records.counters_of(snap.get(records.COUNTERS_KEY))[1]
         return {"threads": threads, **self._engine.stats()}
+
+    def sizes(self, threads: int = 10) -> Sizes:
+        """Bytes and number of all records by kind, and the `threads` largest threads. O(store), a slice at a time.
+
+        >>> from agentstore import Set
+        >>> from agentstore.testing.scratch import scratch_store
+        >>> store = scratch_store()
+        >>> cp = store.thread("t").commit(Set("step", 1))
+        >>> counted = store.sizes()
+        >>> counted.kinds["checkpoints"].records, [thread.thread_id for thread in counted.threads]
+        (1, ['t'])
+        >>> counted.bytes == sum(kind.bytes for kind in counted.kinds.values())
+        True
+        """
+        return count_sizes(self._engine, threads)
 
 
 def _page_sizes(limit: int | None) -> Iterator[int]:

@@ -12,6 +12,7 @@ from agentstore.checkpoint import Checkpoint
 from agentstore.effect_views import TIMEOUT_S_DEFAULT
 from agentstore.engine.api import Tx
 from agentstore.errors import CheckpointNotFound, Fenced, StaleThread, ThreadExists, ThreadGone, ThreadNotFound
+from agentstore.packs import PACK_MEMBERS
 from agentstore.position import BODY_BYTES_MAX, Position
 from agentstore.records import ThreadKeys, int_part, shown
 from agentstore.retention import Retention
@@ -143,6 +144,8 @@ class Thread(Position):
         self._stand(keys, raw, head, loaded)
         state = fields.decode(loaded.state)
         fields.forget_large(loaded.state, BODY_BYTES_MAX)
+        if loaded.cost.deltas >= 2 * PACK_MEMBERS and not self._store.readonly:
+            self._store._upkeep.want_packs(keys.number)  # of writers that each wrote little, or were killed
         self._look_after()
         return state
 

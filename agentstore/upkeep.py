@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from agentstore import deleting, packing, pruning, snapshots
+from agentstore import deleting, dictionaries, packing, pruning, snapshots
 from agentstore.engine.api import Tx
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, ReadOnlyStore
+from agentstore.packs import PACK_MEMBERS
 
 logger = logging.getLogger("agentstore")
 
@@ -30,14 +31,19 @@ class Upkeep:
         self._packs: dict[int, None] = {}
         self._written: dict[int, int] = {}
         """Threads that were written, in the order of their first commit, with the seq that packing begins at."""
+        self._handles: dict[int, int] = {}
+        """How many handles of a thread have written."""
         self._gone = deleting.Sweeper(engine)
 
     # --- asking ------------------------------------------------------------------------
 
     def wrote(self, number: int) -> None:
-        """A thread gets commits: what is left of it at close is packed."""
+        """A handle made its first commit: what is left of the thread at close is packed, or what many handles left."""
         with self._lock:
             self._written.setdefault(number, 0)
+            self._handles[number] = handles = self._handles.get(number, 0) + 1
+        if handles % PACK_MEMBERS == 0:
+            self.want_packs(number)
 
     def want_snapshot(self, number: int, seq: int, commit_id: bytes) -> None:
         """Have a snapshot of this checkpoint taken, now or soon. Errors are logged: nothing depends on a snapshot."""
@@ -103,12 +109,13 @@ class Upkeep:
         with self._lock:
             written = list(self._written)[-CLOSE_THREADS_MAX:]
             self._written.clear()
+            self._handles.clear()
         for at in range(0, len(written), CLOSE_SLICE):
             self._logged("the rests were not packed", lambda slice=written[at : at + CLOSE_SLICE]: self._rests(slice))  # type: ignore[misc]  # defaults of a lambda have no types
 
     def _rests(self, numbers: list[int]) -> None:
         with self._engine.read() as snap:
-            swaps = [swap for number in numbers for swap in packing.rest(snap, number)]
+            swaps = [swap for number in numbers for swap in packing.rest(snap, number, dictionaries.newest(snap))]
 
         def write(tx: Tx) -> None:
             for swap in swaps:

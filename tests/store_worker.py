@@ -1,4 +1,4 @@
-"""A process that writes one thread beside others, with limits so small that snapshots come and go all the time.
+"""A process that writes one thread beside others, with limits so small that packs and snapshots come and go at once.
 
 python tests/store_worker.py DIRECTORY SEED COMMITS
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 import random
 import sys
 
-from agentstore import Append, Set, Splice, StaleThread, Store, Thread, position, snapshots
+from agentstore import Append, Set, Splice, StaleThread, Store, Thread, packing, position, snapshots
 
 THREAD_ID = "shared"
 
 
 def small_limits() -> None:
     for module, name, value in (
-        (snapshots, "DELTAS_MIN", 4),
-        (position, "DELTAS_MIN", 4),
         (position, "ASK_EVERY", 2),
-        (snapshots, "DELTAS_MAX", 8),
+        (position, "PACK_MEMBERS", 6),
+        (packing, "PACK_MEMBERS", 6),
+        (snapshots, "PACK_MEMBERS", 6),
+        (snapshots, "LOAD_US_MIN", 40),
+        (snapshots, "GAP_MIN", 16),
         (snapshots, "CHUNK_BYTES_MIN", 64),
         (snapshots, "CHUNK_BYTES_MAX", 160),
         (snapshots, "THIN_EVERY", 2),

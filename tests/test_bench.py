@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agentstore.tools.bench import commit, load, syncs, threads
-from agentstore.tools.bench.frame import interleave, percentile
+from agentstore.tools.bench import commit, compacting, growth, load, size, syncs, threads
+from agentstore.tools.bench.frame import interleave, message, percentile
 from agentstore.tools.bench.processes import rss_anon_bytes
 
 needs_strace = pytest.mark.skipif(not syncs.available(), reason="strace is not there or may not trace")
@@ -97,3 +97,35 @@ def test_bench_command_prints_tables_and_json(tmp_path: Path) -> None:
     parsed: dict[str, Any] = json.loads(bench("threads", "--count", "50", "--json"))
     assert parsed["threads"] == 50
     assert os.listdir(tmp_path) == [], "the benchmark left something behind"
+
+
+def test_size_scenario_compares_every_state_with_its_file(tmp_path: Path) -> None:
+    files = []
+    for number in range(3):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text("".join(json.dumps(message(n + 100 * number)) + "\n" for n in range(90)))
+        files.append(str(file))
+    result = size.run(str(tmp_path), files, peer_bytes_max=100_000)
+    assert result["messages"] == 270 and result["json_bytes"] > 270 * 600
+    assert 0 < result["compacted"]["disk_bytes"] <= result["closed"]["disk_bytes"] < result["json_bytes"]
+    assert result["closed"]["kinds"]["packs"] > 0
+    assert result["langgraph"] is None or result["langgraph"]["puts"] >= 90
+
+
+def test_growth_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "ROUNDS", 2)
+    monkeypatch.setattr(growth, "LARGE", 200_000)
+    result = growth.run(str(tmp_path), counts=(100, 200))
+    assert [row["messages"] for row in result["rows"]] == [100, 200]
+    assert all(row["bytes_per_message"] > 0 and row["writer_rss_anon_mb"] > 1 for row in result["rows"])
+    assert result["rows"][0]["bytes_per_message, x first"] == 1.0
+    assert result["state_size"]["ratio"] > 0
+
+
+def test_compact_scenario(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(message(n)) + "\n" for n in range(50)))
+    for files in ([], [str(file)]):
+        result = compacting.run(str(tmp_path / f"run {len(files)}"), files, megabytes=(1,), jobs=(1, 2))
+        assert [row["jobs"] for row in result["rows"]] == [1, 2]
+        assert all(0 < row["after_ratio"] < row["before_ratio"] < 1 for row in result["rows"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -69,6 +70,39 @@ def test_examples_of_documents_run(path: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{path.name}: {done.stderr}"
+
+
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WITH_COMMANDS = [path for path in DOCUMENTS if SHELL.search(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: path.name)
+def test_commands_of_documents_run(path: Path, tmp_path: Path) -> None:
+    """In the order of the page, as one script that ends at the first command that fails."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, command in [("python", sys.executable), ("agentstore", f"{sys.executable} -m agentstore.tools.cli")]:
+        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (folder / name).chmod(0o755)
+    script = "\n".join(SHELL.findall(path.read_text(encoding="utf-8")))
+    work = tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        ["sh", "-eu"],
+        input=script,
+        cwd=work,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{path.name}: {done.stderr}"
+    assert not done.stderr or "Traceback" not in done.stderr
+
+
+def test_the_page_about_operations_shows_commands() -> None:
+    assert "operations.md" in {path.name for path in WITH_COMMANDS}
 
 
 def test_the_readme_has_examples() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import struct
@@ -12,8 +13,9 @@ from typing import Any, NamedTuple
 import cbor2
 import format_decoder as decoder
 import pytest
+import zstandard
 
-from agentstore import Append, Delete, EffectCall, Set, Splice, Store
+from agentstore import Append, Delete, EffectCall, Set, Splice, Store, Thread, compaction
 from agentstore.engine.base import CRC_BYTES
 from agentstore.engine.embedded import EmbeddedEngine
 
@@ -33,6 +35,9 @@ def in_killed_child(directory: Path, work: Any) -> None:
     assert os.WIFSIGNALED(status), "the child failed instead of being killed"
 
 
+PACKED = 130
+
+
 def write(store: Store) -> None:
     thread = store.thread("a\0b")
     thread.commit(Set("step", 0), Set("notes", []), Set("big", "x" * 5000), reason="input", step=0)
@@ -50,6 +55,11 @@ def write(store: Store) -> None:
     thread.fork(at=3, into="fork")
     thread.fork(at=43, into="fork of a decision")
     store.thread("large").commit(Set("blob", os.urandom(5 * 1024 * 1024)))  # a segment of its own
+    packed = store.thread("packed")
+    for number in range(PACKED):
+        more = [Set("late", number)] if number > 70 else []
+        packed.commit(Append("notes", {"n": number}, number), Set("step", number), *more, step=number)
+    packed.commit(Splice("notes", 3, 2, ["spliced"]), parent=70)
     store.thread("last").commit(Set("step", 1))
     store.thread("last").delete()
 
@@ -143,6 +153,70 @@ def test_every_record_is_read_and_the_states_are_those_that_load_returns(killed:
                 )
         assert list(bodies) == list(thread.load())
         assert checkpoints[1][41]["meta"] == [7, "RUNNING", {"k": "v"}]
+
+
+def states_of(packs: list[dict[str, Any]]) -> dict[int, dict[str, tuple[bytes, int]]]:
+    """The bodies and counts of all fields after each member of packs that follow each other, by seq."""
+    bodies: dict[str, tuple[bytes, int]] = {}
+    found = {}
+    for pack in packs:
+        for seq, ops in zip(pack["seqs"], pack["ops"], strict=True):
+            decoder.apply(bodies, ops)
+            found[seq] = dict(bodies)
+    return found
+
+
+def check_states(thread: Thread, found: dict[int, dict[str, tuple[bytes, int]]]) -> None:
+    for seq, bodies in found.items():
+        loaded = thread.load(at=seq)
+        assert list(loaded) == list(bodies)
+        for name, (body, count) in bodies.items():
+            whole = body if count == -1 else cbor2.dumps([None] * count)[: -count or None] + body
+            assert cbor2.dumps(loaded[name]) == whole
+
+
+def test_packs_are_read_and_the_states_are_those_that_load_returns(killed: Killed) -> None:
+    packs: dict[int, bytes] = {}
+    items = [(decoder.read_key(key), value) for frame in killed.frames for key, value in frame["items"]]
+    (number,) = [key[1] for key, value in items if key[0] == "t" and value == b"packed"]
+    for key, value in items:
+        if key[:2] == (number, "q") and value is not None:
+            assert isinstance(key[2], int)
+            packs[key[2]] = value
+    assert sorted(packs) == [63, 127]
+    read = [decoder.read_pack(packs[last], last) for last in sorted(packs)]
+    assert [pack["parent"] for pack in read] == [None, 63]
+    with Store.open(killed.directory) as store:
+        thread = store.thread("packed")
+        assert [cp.lsn for cp in reversed(thread.history())][:128] == read[0]["lsns"] + read[1]["lsns"]
+        check_states(thread, states_of(read))
+
+
+def test_cold_packs_and_dictionaries_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "CONTENT_BYTES_MIN", 1000)
+    common = [random.Random(n).randbytes(200).hex() for n in range(20)]
+    with Store.open(tmp_path / "store", background=False) as store:
+        for name in ("a", "b"):
+            thread = store.thread(name)
+            for n in range(150):
+                thread.commit(Append("notes", {"n": n, "text": random.Random(f"{name} {n}").choice(common)}))
+    assert compaction.compact(tmp_path / "store").dictionary is not None
+    with Store.open(tmp_path / "store") as store:
+        with store._engine.read() as snap:
+            pairs = [(decoder.read_key(key), value) for key, value in snap.scan(b"\x10", b"\xff")]
+        pieces = {key[2]: cbor2.loads(value) for key, value in pairs if key[0] == "z"}
+        assert sorted(pieces) == list(range(9))
+        joined = b"".join(pieces[at][4] for at in range(8))
+        sevens = b"".join(bytes([a ^ b]) for a, b in zip(pieces[7][4], pieces[8][4], strict=True))
+        rest = 0
+        for at in range(7):
+            rest ^= int.from_bytes(pieces[at][4], "little")
+        assert sevens == rest.to_bytes(len(sevens), "little")
+        dictionary = zstandard.ZstdDecompressor().decompress(joined[: pieces[0][3]])
+        for number, name in ((1, "a"), (2, "b")):
+            parts = [value for key, value in pairs if key[:2] == (number, "q")]
+            assert parts[0][1] & 1 and all(len(part) == 1320 for part in parts[:-1])
+            check_states(store.thread(name), states_of([decoder.read_pack(b"".join(parts), 149, dictionary)]))
 
 
 def test_the_hex_dump_in_the_document_is_a_segment() -> None:

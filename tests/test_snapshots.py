@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from agentstore import Append, CorruptionError, Set, Splice, Store, Thread, loading, records, snapshots
+from agentstore import Append, CorruptionError, Set, Splice, Store, Thread, lines, loading, records, snapshots
 from agentstore.engine.api import Reader
-from agentstore.records import ThreadKeys, int_part
+from agentstore.records import ThreadKeys
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Any:
-    """Without a background thread: snapshots are taken by the commits that ask for them."""
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Without a background thread: packs and snapshots are made by the commits that ask for them, and early."""
+    monkeypatch.setattr(snapshots, "LOAD_US_MIN", 300)
     with Store.open(tmp_path / "store", background=False) as opened:
         yield opened
 
@@ -25,9 +26,18 @@ def message(n: int, size: int = 300) -> dict[str, Any]:
     return {"role": "tool", "n": n, "content": random.Random(n).randbytes(size // 2).hex()}
 
 
+def draft(n: int) -> str:
+    """What is set again at every commit: the deltas outweigh their state, so snapshots are due."""
+    return random.Random(f"draft {n}").randbytes(1000).hex()
+
+
 def grow(thread: Thread, count: int, start: int = 0, size: int = 300) -> None:
     for n in range(start, start + count):
-        thread.commit(Append("history", message(n, size)), Set("step", n))
+        thread.commit(Append("history", message(n, size)), Set("draft", draft(n)), Set("step", n))
+
+
+def state_at(n: int, size: int = 300) -> dict[str, Any]:
+    return {"history": [message(each, size) for each in range(n + 1)], "draft": draft(n), "step": n}
 
 
 def keys_of(thread: Thread) -> ThreadKeys:
@@ -57,36 +67,64 @@ def loaded(store: Store, thread: Thread, at: int) -> loading.Loaded:
         return loading.load(snap, keys_of(thread).prefix, at, "thread")
 
 
-def test_loading_never_reads_more_than_a_few_hundred_deltas(store: Store) -> None:
+def us_between(store: Store, thread: Thread, at: int) -> float:
+    return snapshots.cost_us(loaded(store, thread, at).cost)
+
+
+def reading_us(store: Store, thread: Thread, at: int) -> float:
+    """What a load costs at the least, by the same model: the state out of a snapshot."""
+    size = sum(field.size for field in loaded(store, thread, at).state.values())
+    return snapshots._state_us(size)
+
+
+def test_loading_costs_about_twice_the_reading_of_the_state_at_most(store: Store) -> None:
     thread = store.thread("t")
     grow(thread, 1500)
-    assert max(loaded(store, thread, at).deltas for at in range(1500)) <= 2 * snapshots.DELTAS_MAX
-    assert loaded(store, thread, 1499).deltas <= snapshots.DELTAS_MAX
+    slack = snapshots.LOAD_US_MIN + 16 * 6  # the handle looks every 16 commits
+    for at in (100, 300, 700, 1100, 1499):
+        assert us_between(store, thread, at) <= 2 * reading_us(store, thread, at) + 2 * slack, at
     for at in (0, 63, 64, 700, 1499):
-        assert thread.load(at=at) == {"history": [message(n) for n in range(at + 1)], "step": at}
+        assert thread.load(at=at) == state_at(at)
     assert store.check() == []
+
+
+def test_a_thread_that_only_appends_gets_no_snapshot_and_holds_each_byte_once(store: Store) -> None:
+    thread = store.thread("t")
+    sizes = []
+    for part in range(4):
+        for n in range(500 * part, 500 * (part + 1)):
+            thread.commit(Append("history", message(n)), Set("step", n))
+        store._upkeep.close()
+        sizes.append(sum(stored_bytes(store, thread, kind(b"")) for kind in KINDS))
+    assert not seqs(store, thread)
+    each = [b - a for a, b in pairwise([0, *sizes])]
+    assert max(each) < 1.1 * min(each)
+    assert sizes[-1] < 0.7 * sum(len(repr(message(n))) for n in range(2000))  # hex: half of it is entropy
+    assert thread.load()["history"] == [message(n) for n in range(2000)]
+
+
+KINDS = (records.checkpoints, records.packs, records.snapshots, records.chunks)
 
 
 def test_snapshots_grow_with_what_happened_and_not_with_its_square(store: Store) -> None:
     thread = store.thread("t")
     sizes = []
     for part in range(4):
-        grow(thread, 600, start=600 * part)
-        deltas = stored_bytes(store, thread, records.checkpoints(b""))
-        kept = stored_bytes(store, thread, records.snapshots(b"")) + stored_bytes(store, thread, records.chunks(b""))
+        grow(thread, 500, start=500 * part)
+        deltas = sum(stored_bytes(store, thread, kind(b"")) for kind in KINDS[:2])
+        kept = sum(stored_bytes(store, thread, kind(b"")) for kind in KINDS[2:])
         sizes.append(kept / deltas)
-    assert all(0.3 < size < 1.5 for size in sizes), sizes
+    assert all(0 < size < 0.5 for size in sizes), sizes
     assert sizes[3] < sizes[0] * 1.5
 
 
 def test_a_small_state_with_many_commits_stays_small(store: Store) -> None:
     thread = store.thread("t")
-    for n in range(2000):
+    for n in range(3000):
         thread.commit(Set("step", n))
-    assert (
-        stored_bytes(store, thread, records.snapshots(b"")) < stored_bytes(store, thread, records.checkpoints(b"")) / 4
-    )
-    assert loaded(store, thread, 1999).deltas <= snapshots.DELTAS_MAX
+    assert len(seqs(store, thread)) > 3
+    assert stored_bytes(store, thread, records.snapshots(b"")) < stored_bytes(store, thread, records.packs(b"")) / 4
+    assert us_between(store, thread, 2999) < snapshots.LOAD_US_MIN + 16
 
 
 def test_a_large_state_of_which_little_changes_is_not_written_over_and_over(store: Store) -> None:
@@ -95,8 +133,7 @@ def test_a_large_state_of_which_little_changes_is_not_written_over_and_over(stor
     table = stored_bytes(store, thread, records.checkpoints(b""))
     for n in range(1500):
         thread.commit(Set("step", n), Set("table2", n))
-    kept = stored_bytes(store, thread, records.snapshots(b"")) + stored_bytes(store, thread, records.chunks(b""))
-    assert kept < 2 * table
+    assert sum(stored_bytes(store, thread, kind(b"")) for kind in KINDS) < 2.2 * table
     assert len(thread.load()["table"]) == 50_000
 
 
@@ -110,7 +147,7 @@ def test_a_splice_keeps_the_chunks_before_it(store: Store) -> None:
     state["history"][590:595] = ["summary"]
     grow(thread, 256, start=1000)
     state["history"] += [message(n) for n in range(1000, 1256)]
-    state["step"] = 1255
+    state |= {"draft": draft(1255), "step": 1255}
     assert seqs(store, thread)[-1] > last
     assert stored_bytes(store, thread, records.chunks(b"")) < 2.2 * before
     assert thread.load() == state
@@ -119,36 +156,39 @@ def test_a_splice_keeps_the_chunks_before_it(store: Store) -> None:
 
 def test_a_branch_uses_the_snapshots_of_its_line_only(store: Store) -> None:
     thread = store.thread("t")
-    grow(thread, 300)
+    grow(thread, 400)
     assert len(seqs(store, thread)) >= 2
     first = seqs(store, thread)[0]
     thread.commit(Append("history", "branch"), parent=first - 10)
     branch = thread.load()
     assert branch["history"] == [*[message(n) for n in range(first - 9)], "branch"]
-    assert loaded(store, thread, 300).snapshot_seq is None
+    assert loaded(store, thread, 400).snapshot_seq in (None, 400)
     grow(thread, 300, start=1000)
-    assert loaded(store, thread, 600).snapshot_seq in seqs(store, thread)
+    assert loaded(store, thread, 700).snapshot_seq in [seq for seq in seqs(store, thread) if seq > 400]
     assert thread.load()["history"] == branch["history"] + [message(n) for n in range(1000, 1300)]
-    assert thread.load(at=299)["step"] == 299
+    assert thread.load(at=399) == state_at(399)
     assert store.check() == []
 
 
 def test_loading_alone_has_a_snapshot_taken_where_many_writers_came_and_went(store: Store) -> None:
     for n in range(150):
-        store.thread("t").commit(Set("step", n))  # a new handle each time
+        store.thread("t").commit(Set("draft", draft(n)))  # a new handle each time
     thread = store.thread("t")
-    assert thread.load() == {"step": 149}
+    assert thread.load() == {"draft": draft(149)}
     assert seqs(store, thread)
 
 
-def test_the_background_takes_them(tmp_path: Path) -> None:
+def test_the_background_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "LOAD_US_MIN", 300)
     with Store.open(tmp_path / "store") as store:
         thread = store.thread("t")
         grow(thread, 300)
         assert store._engine.has_background
-        store._snapshots.run()  # what is still waiting, now: no test waits for a clock
+        while store._upkeep.run():  # what is still waiting, now: no test waits for a clock
+            pass
+        thread.load()
         assert seqs(store, thread)
-        assert thread.load()["step"] == 299
+        assert thread.load() == state_at(299)
 
 
 def test_nothing_depends_on_snapshots(store: Store) -> None:
@@ -161,8 +201,9 @@ def test_nothing_depends_on_snapshots(store: Store) -> None:
         for key in [key for key, _ in tx.scan(low, high)]:
             tx.delete(key)
 
+    assert seqs(store, thread)
     store._engine.transact(lose)
-    assert loaded(store, thread, 399).deltas == 400
+    assert loaded(store, thread, 399).snapshot_seq is None
     assert thread.load() == state
 
 
@@ -184,19 +225,19 @@ def test_thinning_keeps_the_newest_and_lets_gaps_grow(store: Store) -> None:
     assert after[-snapshots.DENSE_SNAPSHOTS :] == before[-snapshots.DENSE_SNAPSHOTS :]
     assert after[0] == before[0] and len(after) < len(before)
     gaps = [b - a for a, b in pairwise(after)]
-    assert max(gaps) <= 2 * snapshots.DELTAS_MAX
+    assert max(gaps) <= snapshots.GAP_MIN
     assert store.check() == []
 
 
 def test_a_dropped_snapshot_takes_only_its_own_chunks(store: Store) -> None:
     thread = store.thread("t")
-    grow(thread, 700)
+    grow(thread, 900)
     number = keys_of(thread).number
     [first, *_, last] = seqs(store, thread)
     for seq in seqs(store, thread)[:-1]:
         assert snapshots.drop(store._engine, number, seq)
     assert seqs(store, thread) == [last] and first != last
-    assert thread.load(at=699)["history"] == [message(n) for n in range(700)]
+    assert thread.load(at=899) == state_at(899)
     assert store.check() == []
     assert snapshots.drop(store._engine, number, last)
     assert stored_bytes(store, thread, records.chunks(b"")) == 0
@@ -208,16 +249,19 @@ def test_a_snapshot_that_the_deltas_do_not_lead_to_is_kept(store: Store) -> None
     grow(thread, 300)
     keys = keys_of(thread)
     [first, *_] = seqs(store, thread)
-    key = keys.checkpoints + int_part(first - 1)
+    with store._engine.read() as snap:
+        pack = lines.find_pack(snap, keys.prefix, first - 1, "t")
+    assert pack is not None and pack.last >= first - 1
 
     def damage(tx: Any) -> None:
-        raw = tx.get(key)
-        tx.put(key, raw[:200] + bytes((raw[200] ^ 1,)) + raw[201:])  # inside the message that it appends
+        raw = lines.get_pack(tx, keys.prefix, pack.last)
+        assert raw is not None
+        lines.put_pack(tx, keys.prefix, pack.last, raw[:200] + bytes((raw[200] ^ 1,)) + raw[201:])
 
     store._engine.transact(damage)
     assert not snapshots.drop(store._engine, keys.number, first)
     assert first in seqs(store, thread)
-    assert thread.load()["step"] == 299  # still loads: through the snapshot that was kept
+    assert thread.load() == state_at(299)  # still loads: through a snapshot that was kept
     with pytest.raises(CorruptionError):
         thread.load(at=first - 1)
 
@@ -226,9 +270,8 @@ def test_a_snapshot_whose_base_is_thinned_meanwhile_is_not_written(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread = store.thread("t")
-    grow(thread, 300)
+    grow(thread, 340)
     number = keys_of(thread).number
-    grow(thread, 40, start=300)
     [*_, base] = seqs(store, thread)
     assert base < 339
     divide = snapshots._divide
@@ -272,9 +315,11 @@ def test_two_processes_that_take_the_same_snapshot(store: Store, monkeypatch: py
     assert store.check() == []
     # Nor may one come back after it was thinned, while later snapshots still name its chunks.
     grow(thread, 100, start=300, size=1000)
+    monkeypatch.setattr(snapshots, "is_due", lambda *_: True)
+    assert snapshots.take(store._engine, number, 399, thread._commit_id)
     assert snapshots.drop(store._engine, number, 299)
     assert not snapshots.take(store._engine, number, 299, commit_id)
-    assert thread.load()["history"] == [message(n, 1000) for n in range(400)]
+    assert thread.load() == state_at(399, 1000)
     assert store.check() == []
 
 

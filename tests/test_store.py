@@ -207,6 +207,7 @@ def test_deleting_many_records_goes_in_slices_and_is_finished_after_a_crash(
 
 def test_the_background_finishes_deletions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deleting, "SLICE_RECORDS", 10)
+    monkeypatch.setattr(store._upkeep, "want_packs", lambda number: None)
     thread = store.thread("t")
     for n in range(95):
         thread.commit(Set("n", n))

@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentstore import Append, CorruptionError, Set, Store, Thread, checking, records
+from agentstore import (
+    Append,
+    CorruptionError,
+    Set,
+    Store,
+    Thread,
+    checking,
+    dictionaries,
+    lines,
+    packing,
+    packs,
+    records,
+    snapshots,
+)
+from agentstore.codec import zstd
 from agentstore.engine import keys
 from agentstore.engine.api import Tx
 from agentstore.records import CHECKPOINT, Head, ThreadKeys, int_part
+from agentstore.upkeep import Upkeep
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """A store with two threads: `t` with snapshots, a branch and a pin, `other` a fork of it."""
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store with two threads: `t` with snapshots, a branch and a pin, `other` a fork of it. Nothing is packed."""
+    monkeypatch.setattr(Upkeep, "want_packs", lambda *_: None)
+    monkeypatch.setattr(snapshots, "is_due", lambda *_: False)
+    yield from filled(tmp_path)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Iterator[Store]:
+    """The same in packs of 64, the last 8 checkpoints of the line and the branch alone."""
+    yield from filled(tmp_path)
+
+
+def filled(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "store", background=False) as opened:
         thread = opened.thread("t")
         for n in range(200):
-            thread.commit(Append("history", {"n": n, "text": "x" * 300}), Set("step", n), step=n)
+            made = thread.commit(Append("history", {"n": n, "text": text(n)}), Set("step", n), step=n)
+            if n in (63, 127):
+                assert snapshots.take(opened._engine, 1, n, made.commit_id)
         thread.commit(Set("branch", True), parent=150)
         thread.pin(10, "note")
         thread.fork(into="other")
         assert opened.check() == []
         yield opened
+
+
+def text(n: int) -> str:
+    return random.Random(n).randbytes(150).hex()
 
 
 T = ThreadKeys(1)
@@ -193,3 +227,107 @@ def test_what_stands_above_a_damaged_checkpoint_is_still_looked_at(store: Store)
     found = store.check()
     assert any("'other', checkpoint 1" in problem for problem in found)
     assert any("'t', checkpoint 100" in problem for problem in found)
+
+
+# --- the same in packs ---------------------------------------------------------------------
+
+
+def pack_key(last: int) -> bytes:
+    return records.packs(T.prefix) + int_part(last)
+
+
+def reheaded(**changed: Any) -> Callable[[Tx], None]:
+    """A pack whose head says something else, with a right checksum."""
+
+    def edit(raw: bytes) -> bytes:
+        there = packs.head_of(raw, 127, "t")
+        made = there._replace(
+            **{name: value + (0 if name == "parent" else getattr(there, name)) for name, value in changed.items()}
+        )
+        flags, count, dictionary, first_seq, parent, before, after = made
+        packed = packs.PACK.pack(1, flags, count, dictionary, first_seq, parent + 1, before, after, 0)
+        crc = packs._CRC.pack(packs._head_crc(packed, 127))
+        return packed[:-4] + crc + raw[packs.PACK.size :]
+
+    return change(pack_key(127), edit)
+
+
+def overlap(tx: Tx) -> None:
+    """A checkpoint of its own where a pack has one."""
+    tx.put(checkpoint(100), tx.get(checkpoint(199)) or b"")
+
+
+PACK_DAMAGE: dict[str, tuple[Callable[[Tx], None], str]] = {
+    "pack missing": (remove(pack_key(127)), "its parent 127 is damaged or not there"),
+    "pack cut short": (change(pack_key(127), lambda raw: raw[:-9]), "pack 127: the record is damaged"),
+    "pack without content": (change(pack_key(127), lambda raw: raw[:20]), "pack 127: the record is damaged"),
+    "pack of a newer format": (change(pack_key(127), flip(0)), "pack 127: the record is damaged or of another format"),
+    "content flipped": (change(pack_key(127), flip(200)), "pack 127: the record is damaged"),
+    "head flipped": (change(pack_key(127), flip(24)), "pack 127: the record is damaged"),
+    "pack of another state": (reheaded(before=1), "the pack 127 is not of the state of its parent 63"),
+    "pack that leads elsewhere": (
+        reheaded(after=1),
+        "checkpoint 127: the fields do not match the checksum of the state",
+    ),
+    "pack with another parent": (reheaded(parent=50), "the pack 127 is not of the state of its parent 50"),
+    "checkpoint in the range of a pack": (overlap, "stands in the range of a pack that ends with 127"),
+}
+
+
+@pytest.mark.parametrize("damage", PACK_DAMAGE)
+def test_every_broken_rule_of_packs_is_said(packed: Store, damage: str) -> None:
+    write, sentence = PACK_DAMAGE[damage]
+    packed._engine.transact(write)
+    found = packed.check()
+    assert any(sentence in problem for problem in found), found
+    assert not any("thread 'other'" in problem for problem in found)
+    assert len(found) < 110
+
+
+@pytest.mark.parametrize("seq", [64, 100, 127, 140, 191])
+def test_no_flipped_byte_of_a_pack_gives_a_wrong_state(packed: Store, seq: int) -> None:
+    """As if the engine's own checksums were not there."""
+    right, history = packed.thread("t").load(at=seq), packed.thread("t").history()
+    last = seq | 63
+    raw = packed._engine.transact(lambda tx: tx.get(pack_key(last)) or b"").value
+    noticed = 0
+    for at in [*range(packs.PACK.size + 12), *range(packs.PACK.size + 12, len(raw), 97)]:
+        packed._engine.transact(lambda tx, at=at: tx.put(pack_key(last), flip(at)(raw)))  # type: ignore[misc]  # default
+        try:
+            assert packed.thread("t").load(at=seq) == right
+            assert packed.thread("t").history() == history
+        except CorruptionError as error:
+            assert "'t'" in str(error)
+            noticed += 1
+    assert noticed >= 40
+    packed._engine.transact(lambda tx: tx.put(pack_key(last), raw))
+    assert packed.check() == []
+
+
+def test_one_damaged_piece_of_a_dictionary_costs_nothing_and_two_are_said(packed: Store) -> None:
+    made = zstd.train([repr({"n": n, "text": text(n)}).encode() for n in range(200)], 8192)
+    assert made is not None
+    packed._engine.transact(lambda tx: dictionaries.put(tx, made, [1]))
+    with packed._engine.read() as snap:
+        pack = lines.find_pack(snap, T.prefix, 100, "t")
+        assert pack is not None
+        swap = packing.make(snap, T, [pack], "t", dictionary=made, forced=True)
+    assert swap is not None and packed._engine.transact(swap.write).value
+    right = packed.thread("t").load(at=100)
+    key = dictionaries.DICTIONARIES + int_part(made.id)
+    for lost in range(dictionaries.PIECES + 1):
+        raw = packed._engine.transact(lambda tx, at=lost: tx.get(key + int_part(at)) or b"").value  # type: ignore[misc]  # default
+        packed._engine.transact(remove(key + int_part(lost)))
+        dictionaries._known.clear()
+        assert packed.thread("t").load(at=100) == right
+        assert [problem for problem in packed.check() if "missing" in problem] == [
+            f"piece {lost} of the dictionary {made.id} is missing"
+        ]
+        packed._engine.transact(lambda tx, at=lost, raw=raw: tx.put(key + int_part(at), raw))  # type: ignore[misc]  # defaults
+    assert packed.check() == []
+    packed._engine.transact(remove(key + int_part(2)))
+    packed._engine.transact(remove(key + int_part(5)))
+    dictionaries._known.clear()
+    with pytest.raises(CorruptionError, match="2 records are missing or damaged"):
+        packed.thread("t").load(at=100)
+    assert any("2 records are missing or damaged" in problem for problem in packed.check())

@@ -36,6 +36,7 @@ from agentstore import (
     clock,
     deltas,
     fields,
+    lines,
     loading,
     position,
 )
@@ -556,17 +557,17 @@ def test_a_fresh_handle_appends_without_reading_the_conversation(store: Store, m
     for n in range(300):
         writer.commit(Append("history", {"n": n}), Set("step", n))
     read: list[int] = []
-    line_record = loading._Line.record
+    line_get = lines.Line.get
     monkeypatch.setattr(loading, "load", lambda *args, **options: pytest.fail("the state was read"))
 
-    def counted(line: loading._Line, seq: int) -> bytes:
+    def counted(line: lines.Line, seq: int) -> Any:
         read.append(seq)
-        return line_record(line, seq)
+        return line_get(line, seq)
 
-    monkeypatch.setattr(loading._Line, "record", counted)
+    monkeypatch.setattr(lines.Line, "get", counted)
     fresh = store.thread("t")
     fresh.commit(Append("history", {"n": 300}), Set("step", 300))
-    assert len(read) <= position.SUMS_EVERY + 1
+    assert len(set(read)) <= position.SUMS_EVERY + 1
     monkeypatch.undo()
     assert store.thread("t").load()["history"] == [{"n": n} for n in range(301)]
 

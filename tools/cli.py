@@ -25,7 +25,16 @@ from agentstore.errors import (
     ThreadNotFound,
 )
 
-from . import bench_commands, compact_command, demo_command, operate, replay_command
+from . import (
+    backup_command,
+    bench_commands,
+    compact_command,
+    demo_command,
+    doctor_command,
+    export_commands,
+    operate,
+    replay_command,
+)
 from .output import visible
 
 EXIT_NO = 1
@@ -102,10 +111,12 @@ def ending_well(command: Callable[P, None]) -> Callable[P, None]:
 
 def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
     for command in commands:
-        to.command()(ending_well(command))
+        # `import` is a word of Python: the function that does it is called import_command.
+        to.command(command.__name__.removesuffix("_command"))(ending_well(command))
 
 
 _add(app, demo_command.demo, replay_command.replay, *operate.COMMANDS, *compact_command.COMMANDS)
+_add(app, *backup_command.COMMANDS, *export_commands.COMMANDS, *doctor_command.COMMANDS)
 _bench = typer.Typer(help="Measure the store against its peers, side by side.", no_args_is_help=True)
 _add(_bench, *bench_commands.COMMANDS)
 app.add_typer(_bench, name="bench")

@@ -50,6 +50,12 @@ def compact(
     finished_after: Annotated[
         str | None, typer.Option(metavar="AGE", help="Threads COMPLETED or FAILED for longer are deleted (7d).")
     ] = None,
+    summarize_over: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="TOKENS", help="First summarize conversations that have more tokens, to half as many."
+        ),
+    ] = None,
     level: Annotated[int, typer.Option(min=1, max=19, help="Of zstd.")] = COLD_LEVEL,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="So many threads compress.")] = 1,
     online: Annotated[bool, typer.Option("--online", help="Beside programs that have the store open.")] = False,
@@ -61,11 +67,20 @@ def compact(
     Without options for it, the rules that are kept in the store apply. Exit status 2 while another job runs, or
     somebody has the store open (without --online).
     """
+    if summarize_over is not None and online:
+        raise typer.BadParameter("--summarize-over moves heads: it needs the store closed, so not with --online")
     rule = _retention(keep_last, keep, keep_every, max_age, finished_after)
     progress = _Progress()
     try:
         done = run(
-            directory, retention=rule, level=level, jobs=jobs, online=online, dry_run=dry_run, progress=progress.show
+            directory,
+            retention=rule,
+            level=level,
+            jobs=jobs,
+            online=online,
+            dry_run=dry_run,
+            summarize_over=summarize_over,
+            progress=progress.show,
         )
     finally:
         progress.end()
@@ -116,7 +131,17 @@ def _print_done(done: Compacted) -> None:
     out = console()
     removed = sum(len(each.removed) for each in done.expired)
     out.print(f"Removed {removed:,} checkpoints of {len(done.expired):,} threads; wrote {done.packs:,} packs.")
-    out.print(f"On disk: {done.bytes_before:,} bytes before, {done.bytes_after:,} after.")
+    if done.summarized:
+        out.print(f"Summarized {sum(done.summarized.values()):,} messages of {len(done.summarized):,} threads.")
+    names = sorted(done.kinds_before.keys() | done.kinds_after.keys())
+    print_table(
+        ["kind", "bytes before", "bytes after"],
+        [
+            *((name, done.kinds_before.get(name, 0), done.kinds_after.get(name, 0)) for name in names),
+            ("on disk", done.bytes_before, done.bytes_after),
+        ],
+        empty="",
+    )
     if not done.shrunk:
         out.print("Somebody has the store open: its files give their free pages back once it is closed by all.")
     for each in done.damaged:

@@ -16,6 +16,7 @@ from agentstore.errors import ThreadNotFound
 from agentstore.events import Event, of_thread
 from agentstore.runtime import ToolError, calls_of
 from agentstore.runtime import resolve as resolve_call
+from agentstore.sizes import Sizes
 
 from .options import STORE_DEFAULT, JsonId, JsonOutput, StorePath, ThreadId, existing_store, thread_id_of
 from .output import console, print_json, print_pairs, print_table, printable, shortened, timestamp
@@ -191,14 +192,40 @@ def verify(store: StorePath = STORE_DEFAULT, json_output: JsonOutput = False) ->
     raise typer.Exit(EXIT_PROBLEMS if problems else 0)
 
 
-def stats(store: StorePath = STORE_DEFAULT, json_output: JsonOutput = False) -> None:
-    """Print sizes and counters of the store."""
-    with existing_store(store) as opened:
+def stats(
+    directory: Annotated[str | None, typer.Argument(metavar="[DIR]", help="The store, instead of --store.")] = None,
+    store: StorePath = STORE_DEFAULT,
+    threads: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Also bytes by kind of record, and the N largest threads: reads all."),
+    ] = 0,
+    json_output: JsonOutput = False,
+) -> None:
+    """Print sizes and counters of the store; with --threads N where its bytes are."""
+    with existing_store(store if directory is None else directory) as opened:
         counted = opened.stats()
+        sizes = opened.sizes(threads) if threads else None
     if json_output:
-        print_json(counted)
-    else:
-        print_pairs([(name.replace("_", " "), value) for name, value in counted.items()])
+        print_json(counted if sizes is None else {**counted, **_sizes(sizes)})
+        return
+    print_pairs([(name.replace("_", " "), value) for name, value in counted.items()])
+    if sizes is None:
+        return
+    console().print()
+    rows = [(kind, size.records, size.bytes) for kind, size in sizes.kinds.items()]
+    print_table(["kind", "records", "bytes"], [*rows, ("all", sizes.records, sizes.bytes)], empty="")
+    print_table(["thread", "records", "bytes"], [tuple(each) for each in sizes.threads], empty="No threads.")
+
+
+def _sizes(sizes: Sizes) -> dict[str, Any]:
+    return {
+        "records": sizes.records,
+        "record_bytes": sizes.bytes,
+        "kinds": {kind: {"records": size.records, "bytes": size.bytes} for kind, size in sizes.kinds.items()},
+        "largest_threads": [
+            {"id": each.thread_id, "records": each.records, "bytes": each.bytes} for each in sizes.threads
+        ],
+    }
 
 
 COMMANDS = (ls, show, history, events, resolve, verify, stats)

@@ -17,6 +17,7 @@ from agentstore.engine.api import Snapshot as SnapshotProtocol
 from agentstore.engine.background import READERS_EVERY_S, Background, Every
 from agentstore.engine.base import Base
 from agentstore.engine.control import DURABLE_LSN, FAILED
+from agentstore.engine.copying import write_copy
 from agentstore.engine.files import Files, default_files
 from agentstore.engine.fold import WAL_SOFT_BYTES, Folder
 from agentstore.engine.gate import Gate
@@ -356,6 +357,19 @@ class EmbeddedEngine:
                 return checking.problems(self._parts)
             except OSError as error:
                 raise typed(error, self.path) from error
+
+    def copy_to(self, path: str) -> int:
+        """Make a store of everything that is confirmed by now in the empty directory `path`; its size in bytes.
+
+        The copy has this store's uuid. The fold lock is not held while it is written: what LMDB copies is a snapshot,
+        and committers who need the log folded would wait for all of it. `DiskFull`; `OSError` of the copy's files as
+        the system raised it. O(log + base), a read transaction of base for all of it.
+        """
+        with self._inside():
+            if self._frozen is not None:
+                return write_copy(self._files, self._frozen, path, self.uuid)
+            self._make_room()
+            return write_copy(self._files, self._parts.base, path, self.uuid)
 
     # --- the end ---------------------------------------------------------------------
 

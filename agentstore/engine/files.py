@@ -165,6 +165,9 @@ class Files:
     def make_directory(self, path: str) -> None:
         os.mkdir(path, DIRECTORY_MODE)
 
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
 

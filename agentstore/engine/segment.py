@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from agentstore.codec.crc import crc32c, extend
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 HEADER_COPY_AT = 4096
