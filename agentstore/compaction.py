@@ -107,7 +107,7 @@ def compact(
         engine = EmbeddedEngine.open(path, create=False, readonly=dry_run, background=False)
         try:
             done.kinds_before = _kinds(engine)
-            for expiry in pruning.apply(engine, retention, dry_run=dry_run):
+            for expiry in pruning.apply(engine, retention, dry_run=dry_run, damaged=done.damaged):
                 done.expired.append(expiry)
                 progress("retention", len(done.expired), 0)
             if not dry_run:
@@ -156,7 +156,8 @@ class _Packer:
         with ThreadPoolExecutor(self._jobs) as pool:
             for at, found in enumerate(pool.map(self._thread, numbers), 1):
                 for each in found:
-                    self._done.damaged.append(each)
+                    if each not in self._done.damaged:
+                        self._done.damaged.append(each)
                 self._progress("packs", at, len(numbers))
         self._forget_dictionaries()
 
@@ -198,7 +199,9 @@ class _Packer:
         if len(run) == 1:
             piece = run[0]
             return isinstance(piece, Pack) and (not piece.is_cold or self._is_other(piece.dictionary))
-        return any(isinstance(piece, Single) or not piece.is_cold for piece in run) or self._merges(run)
+        if any(isinstance(piece, Single) or not piece.is_cold or self._is_other(piece.dictionary) for piece in run):
+            return True
+        return self._merges(run)
 
     def _merges(self, run: list[Piece]) -> bool:
         """Cold packs are put together only where that makes them half as many: else the last would grow for ever."""
@@ -228,6 +231,7 @@ class _Packer:
     def _have_dictionary(self, numbers: list[int]) -> zstd.Dictionary | None:
         """The newest dictionary that may stay, else a new one if there is enough to learn from."""
         with self._engine.read() as snap:
+            lsn = snap.lsn
             newest = dictionaries.newest(snap)
             for each in dictionaries.all_of(snap) if newest is not None else ():
                 if newest is not None and each.id == newest.id and not self._is_stale(snap, each, set(numbers)):
@@ -241,7 +245,7 @@ class _Packer:
 
         def write(tx: Tx) -> None:
             assert trained is not None
-            dictionaries.put(tx, trained, threads)
+            dictionaries.put(tx, trained, threads, lsn)
 
         self._engine.transact(write)
         self._done.dictionary = trained.id

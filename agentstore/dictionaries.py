@@ -170,14 +170,17 @@ def check(reader: Reader) -> Iterator[str]:
 # --- writing ---------------------------------------------------------------------------
 
 
-def put(tx: Tx, dictionary: zstd.Dictionary, threads: list[int]) -> None:
-    """Keep a dictionary that was trained on these threads."""
+def put(tx: Tx, dictionary: zstd.Dictionary, threads: list[int], lsn: int) -> None:
+    """Keep a dictionary that was trained on these threads as they were at `lsn`.
+
+    Not at the LSN of `tx`: what a thread forgot between the two is in the dictionary.
+    """
     frame = zstd.compress(dictionary.data, zstd.LEVEL_MAX)
     size = -(-len(frame) // PIECES)
     pieces = [frame[at * size : (at + 1) * size].ljust(size, b"\0") for at in range(PIECES)]
     for at, piece in enumerate([*pieces, _exclusive_or(pieces)]):
         of = threads if at in (0, PIECES) else []
-        tx.put(_key(dictionary.id, at), records.pack([records.VERSION, tx.lsn, of, len(frame), piece]))
+        tx.put(_key(dictionary.id, at), records.pack([records.VERSION, lsn, of, len(frame), piece]))
 
 
 def remove(tx: Tx, number: int) -> None:

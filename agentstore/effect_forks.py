@@ -7,6 +7,7 @@ prefix, "d", seq of the fork's first checkpoint. Value: CBOR of [decision uuid, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from agentstore.codec.cbor import decode, encode
@@ -29,7 +30,7 @@ from agentstore.engine.api import Reader, Tx
 from agentstore.errors import CorruptionError, EffectInDoubt
 from agentstore.lines import Line
 from agentstore.packs import NO_PARENT
-from agentstore.records import int_part, shown
+from agentstore.records import int_part, seq_of, shown
 
 DecisionId = tuple[bytes, int]
 """Uuid of the thread and seq of the checkpoint where a decision was first confirmed."""
@@ -54,6 +55,15 @@ def carried_decision(reader: Reader, prefix: bytes, seq: int) -> DecisionId | No
 def carry(tx: Tx, prefix: bytes, seq: int, decision: DecisionId) -> None:
     """Have checkpoint `seq`, the first that is here of its line, stand on `decision`. One put."""
     tx.put(prefix + _CARRIED + int_part(seq), encode([*decision]))
+
+
+def carriers(reader: Reader, prefix: bytes, decision: DecisionId) -> Iterator[int]:
+    """The first checkpoints of forks that stand on this decision of another thread."""
+    low = prefix + _CARRIED
+    for key, _ in reader.scan(low, keys.end_of(low)):
+        seq = seq_of(key, low)
+        if carried_decision(reader, prefix, seq) == decision:
+            yield seq
 
 
 def decision_at(reader: Reader, prefix: bytes, uuid: bytes, seq: int, name: str) -> DecisionId | None:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentstore import clock, events, ledger
+from agentstore import clock, events, ledger, lines
 from agentstore.checkpoint import Checkpoint
 from agentstore.clock import NS_PER_S
 from agentstore.codec.cbor import canonical
@@ -307,7 +307,10 @@ def newest_decision(thread: Thread) -> DecisionId | None:
     if head is None:
         return None
     with thread._store._engine.read() as snap:
-        return decision_at(snap, located(snap, thread)[0], head.thread_uuid, head.seq, thread.id)
+        prefix = located(snap, thread)[0]
+        if lines.find(snap, prefix, head.seq, f"thread {shown(thread.id)}") is None:
+            raise thread._not_there(snap, head.seq)
+        return decision_at(snap, prefix, head.thread_uuid, head.seq, thread.id)
 
 
 # --- finding ----------------------------------------------------------------------------

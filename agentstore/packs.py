@@ -33,7 +33,7 @@ from agentstore.codec import zstd
 from agentstore.codec.crc import extend
 from agentstore.errors import CorruptionError, LimitExceeded
 from agentstore.fields import Field, Op, State
-from agentstore.records import NO_COUNT, OP_APPEND, OP_SET, REASON_CODES, REASONS
+from agentstore.records import NO_COUNT, OP_APPEND, OP_PATCH, OP_SET, OP_SPLICE, REASON_CODES, REASONS
 
 NO_PARENT: Final = -1
 
@@ -448,6 +448,19 @@ def _columns_of(ops: Sequence[list[Op]]) -> tuple[list[Any], list[list[Op]] | No
         for name, (members, kinds, sizes, counts, _) in by_name.items()
     ]
     return fields, None, [b"".join(stream) for *_, stream in by_name.values()]
+
+
+def size_of(ops: list[Op]) -> int:
+    """Bytes of the values in ops, nearly: what they add to a pack's content."""
+    size = 0
+    for op in ops:
+        if op[0] in _STREAMED:
+            size += len(op[2])
+        elif op[0] == OP_SPLICE:
+            size += len(op[4])
+        elif op[0] == OP_PATCH:
+            size += sum([len(frame) for *_, frame in op[4]])
+    return size
 
 
 def relative(ops: list[Op], state: State) -> list[Op]:

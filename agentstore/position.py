@@ -172,7 +172,14 @@ class Position:
 
     def _fetch(self, name: str) -> bytes:
         assert self._seq is not None
-        self._read_bodies(self._state, self._seq)
+        try:
+            self._read_bodies(self._state, self._seq)
+        except CheckpointNotFound as error:
+            self._stale = True
+            raise StaleThread(
+                f"{self._where}: this handle stands on {self._seq}, from which somebody moved the head and which"
+                " retention removed; nothing was written. load() and decide again"
+            ) from error
         return self._state[name].body()
 
     def _read_bodies(self, state: State, at: int) -> None:

@@ -78,6 +78,11 @@ class Plan:
     kept: dict[int, str]
     parents: dict[int, int]
     """The parent that each kept checkpoint gets."""
+    head: int
+    is_over: bool
+    """Whether the whole thread goes."""
+    mark: bytes | None
+    """What was removed last. Another one since then: somebody has another plan, and new parents for what is kept."""
 
     @property
     def dead(self) -> set[int]:
@@ -112,8 +117,21 @@ def plan(reader: Reader, keys: ThreadKeys, name: str, rule: Retention) -> Plan |
     head = Head.decode(raw)
     entries = [entry for piece in packing.pieces(reader, keys, where) for entry in packing.entries_of(piece)]
     now_us = clock.current().wall_ns() // 1000
-    kept = rule.why_kept(entries, head=head.seq, held=_held(reader, keys, head, name), now_us=now_us)
-    return Plan(keys, name, repr(rule), head.next_seq, entries, kept, kept_parents(entries, kept))
+    held = _held(reader, keys, head, name)
+    kept = rule.why_kept(entries, head=head.seq, held=held, now_us=now_us)
+    is_over = any(rule.is_over(entry, now_us) for entry in entries if entry.seq == head.seq)
+    if is_over:
+        is_over = not _is_in_use(reader, keys)
+    mark = reader.get(keys.prefix + _EXPIRED)
+    return Plan(
+        keys, name, repr(rule), head.next_seq, entries, kept, kept_parents(entries, kept), head.seq, is_over, mark
+    )
+
+
+def _is_in_use(reader: Reader, keys: ThreadKeys) -> bool:
+    """Whether a thread that is finished stays: a call of it is open, or a checkpoint is pinned."""
+    low = records.pins(keys.prefix)
+    return any(True for _ in reader.scan(low, records.end_of(low))) or any(True for _ in _open_calls(reader, keys))
 
 
 def _held(reader: Reader, keys: ThreadKeys, head: Head, name: str) -> dict[int, str]:
@@ -131,11 +149,21 @@ def _held(reader: Reader, keys: ThreadKeys, head: Head, name: str) -> dict[int, 
 
 
 def _open_decisions(reader: Reader, keys: ThreadKeys, uuid: bytes) -> Iterator[int]:
+    """The checkpoints that have, or as the first of a fork carry, the decision of a call without a receipt."""
+    for decision in _open_calls(reader, keys):
+        if decision[0] == uuid:
+            yield decision[1]
+        else:
+            yield from effect_forks.carriers(reader, keys.prefix, decision)
+
+
+def _open_calls(reader: Reader, keys: ThreadKeys) -> Iterator[tuple[bytes, int]]:
+    """The ids of the decisions of the calls without a receipt."""
     space = intent_space(keys.prefix)
     for key, data in reader.scan(space, records.end_of(space)):
         identity, _ = identity_of(key, space)
-        if identity.decision_uuid == uuid and decode_intent(data).mark != MARK_NOT_DONE:
-            yield identity.decision_seq
+        if decode_intent(data).mark != MARK_NOT_DONE:
+            yield identity.decision_uuid, identity.decision_seq
 
 
 def expiry_of(made: Plan) -> Expiry:
@@ -148,47 +176,48 @@ def expiry_of(made: Plan) -> Expiry:
 # --- doing -----------------------------------------------------------------------------
 
 
-def prune(engine: EmbeddedEngine, number: int, name: str, rule: Retention) -> int:
-    """Remove what `rule` lets go of a thread; how many checkpoints. A transaction for each record that changes.
+def prune(engine: EmbeddedEngine, number: int, name: str, rule: Retention, removed: set[int]) -> None:
+    """Remove what `rule` lets go of a thread; the checkpoints are added to `removed`, also before an error.
+
+    A transaction for each record that changes.
 
     O(checkpoints), and O(size of the state) for each kept one whose parent goes. CorruptionError: what is damaged
     stays as it is, with all that stands on it.
     """
-    removed = 0
     for _ in range(PLANS_MAX):
         with engine.read() as snap:
             made = plan(snap, ThreadKeys(number), name, rule)
-        if made is None or not made.dead:
+        if made is None or not made.dead or _carry_out(engine, made, removed):
             break
-        went, done = _carry_out(engine, made)
-        removed += went
-        if done:
-            break
-    return removed
 
 
-def _carry_out(engine: EmbeddedEngine, made: Plan) -> tuple[int, bool]:
-    """(checkpoints removed, whether all of the plan was done)."""
-    where, dead = f"thread {records.shown(made.name)}", made.dead
-    removed = 0
+def _carry_out(engine: EmbeddedEngine, made: Plan, removed: set[int]) -> bool:
+    """Whether all of the plan was done; what was is added to `removed`."""
+    where, dead, mark = f"thread {records.shown(made.name)}", made.dead, made.mark
     with engine.read() as snap:
         places = [(piece.last, isinstance(piece, Single)) for piece in packing.pieces(snap, made.keys, where)]
     for last, alone in reversed(places):
         with engine.read() as snap:
+            if snap.get(made.keys.prefix + _EXPIRED) != mark:
+                return False
             piece = packing.piece_at(snap, made.keys, last, alone, where)
             if piece is None:
-                return removed, False
+                return False
             going = {entry.seq for entry in packing.entries_of(piece)} & dead
             if not going and not _has_dead_parent(piece, dead):
                 continue
+            if piece.last >= made.next_seq:
+                return False  # packed meanwhile with what the plan does not know
             rewritten = _Rewriting(snap, made, piece, where).run()
         try:
-            if not engine.transact(lambda tx, r=rewritten, g=going: r.write(tx, g, dead)).value:  # type: ignore[misc]  # defaults of a lambda have no types
-                return removed, False
+            now = engine.transact(lambda tx, r=rewritten, g=going, m=mark: r.write(tx, g, dead, m)).value  # type: ignore[misc]  # defaults of a lambda have no types
         except _Again:
-            return removed, False
-        removed += len(going)
-    return removed, True
+            return False
+        if now is None:
+            return False
+        mark = now
+        removed |= going
+    return True
 
 
 def _has_dead_parent(piece: Piece, dead: set[int]) -> bool:
@@ -209,6 +238,7 @@ class _Rewriting:
         self._run: list[Entry] = []
         self._ops: list[list[Op]] = []
         self._before = 0
+        self._size = 0
         self._dictionary: zstd.Dictionary | None = None
         self.puts: dict[bytes, bytes] = {}
         self.packs: dict[int, bytes] = {}
@@ -237,12 +267,16 @@ class _Rewriting:
         return self
 
     def _keep(self, entry: Entry, parent: int, ops: list[Op] | None) -> None:
-        if not self._run or self._run[-1].seq != parent:
+        ops = entry.ops() if ops is None else ops
+        size = packs.size_of(ops)
+        # A difference may be as large as the state where what it takes the place of was small.
+        if not self._run or self._run[-1].seq != parent or self._size + size > packing.CONTENT_BYTES_MAX:
             self._end_run()
             if self._at != parent or parent == NO_PARENT:
                 self._state = self._sums(parent)
-            self._before = fields.state_sum(self._state)
-        self._ops.append(packs.relative(entry.ops() if ops is None else ops, self._state))
+            self._before, self._size = fields.state_sum(self._state), 0
+        self._size += size
+        self._ops.append(packs.relative(ops, self._state))
         for field in self._state.values():
             field.parts = None
         self._run.append(entry.with_parent(parent))
@@ -312,13 +346,13 @@ class _Rewriting:
 
     # --- in the transaction --------------------------------------------------------------
 
-    def write(self, tx: Tx, going: set[int], dead: set[int]) -> bool:
-        """Swap the record, if everything is as it was planned for; whether it is. O(record)."""
+    def write(self, tx: Tx, going: set[int], dead: set[int], mark: bytes | None) -> bytes | None:
+        """Swap the record, if everything is as it was planned for; the new mark, or None if it is not. O(record)."""
         made, keys = self._plan, self._keys
-        if packing.raw_of(tx, keys, self._piece) != self._piece.raw or not _still_holds(
-            tx, made, going, dead, self._where
-        ):
-            return False
+        if tx.get(keys.prefix + _EXPIRED) != mark or packing.raw_of(tx, keys, self._piece) != self._piece.raw:
+            return None
+        if not _still_holds(tx, made, going, dead, self._where):
+            return None
         packing.delete(tx, keys, self._piece)
         for key, value in self.puts.items():
             tx.put(key, value)
@@ -329,8 +363,9 @@ class _Rewriting:
             if tx.get(low + int_part(seq)) is None if root is None else not root.write(tx):
                 raise _Again
         snapshots.remove(tx, keys, going, self._where)
-        tx.put(keys.prefix + _EXPIRED, _expired_record(tx, made.rule))
-        return True
+        record = _expired_record(tx, made.rule)
+        tx.put(keys.prefix + _EXPIRED, record)
+        return record
 
 
 class _Again(Exception):
@@ -346,10 +381,18 @@ def _still_holds(tx: Tx, made: Plan, going: set[int], dead: set[int], where: str
     if head.seq in dead or head.next_seq - made.next_seq > NEW_COMMITS_MAX:
         return False
     prefix = made.keys.prefix
+    parents: dict[int, int] = {}
     for seq in range(made.next_seq, head.next_seq):
         entry = lines.find(tx, prefix, seq, where)
-        if entry is not None and entry.parent in dead:
-            return False
+        if entry is not None:
+            if entry.parent in dead:
+                return False
+            parents[seq] = entry.parent
+    at = head.seq
+    while at >= made.next_seq:
+        at = parents.get(at, NO_PARENT)
+    if at != made.head:
+        return False  # the head is on another line, whose newest decision is another one
     low = records.pins(prefix)
     if any(tx.get(low + int_part(seq)) is not None for seq in going):
         return False
@@ -383,63 +426,87 @@ def _single(entry: Entry, parent: int, state_sum: int, ops: list[Op], sums: list
 
 
 def apply(
-    engine: EmbeddedEngine, default: Retention | None, numbers: Iterable[int] | None = None, *, dry_run: bool = False
+    engine: EmbeddedEngine,
+    default: Retention | None,
+    numbers: Iterable[int] | None = None,
+    *,
+    dry_run: bool = False,
+    damaged: list[str] | None = None,
 ) -> Iterator[Expiry]:
     """Apply to each thread its own rule, else `default`, else the store's; what went (`dry_run`: would go) of each.
 
-    Lazy, a thread at a time. What is damaged is left as it is, and logged.
+    Lazy, a thread at a time. What is damaged is left as it is, and logged, and listed in `damaged`.
     """
     for number in _numbers(engine) if numbers is None else numbers:
         keys = ThreadKeys(number)
-        with engine.read() as snap:
-            name = snap.get(records.CREATED + int_part(number))
-            rule = None if name is None else rule_of(snap, keys, f"thread {records.shown(name)}", default)
-            if name is None or rule is None:
-                continue
-            text = name.decode()
-            try:
-                made = plan(snap, keys, text, rule)
-            except CorruptionError as error:
-                logger.warning("retention leaves a damaged thread as it is: %s", error)
-                continue
-        if made is None:
-            continue
-        found = _carry_through(engine, made, rule, dry_run)
+        found, text = None, f"number {number}"
+        try:
+            with engine.read() as snap:
+                name = snap.get(records.CREATED + int_part(number))
+                if name is None:
+                    continue
+                text = name.decode()
+                rule = rule_of(snap, keys, f"thread {records.shown(text)}", default)
+                made = None if rule is None else plan(snap, keys, text, rule)
+            if made is not None and rule is not None:
+                found = _carry_through(engine, made, rule, dry_run, damaged)
+        except CorruptionError as error:
+            _leave(error, text, damaged)
         if found is not None:
             yield found
 
 
-def _carry_through(engine: EmbeddedEngine, made: Plan, rule: Retention, dry_run: bool) -> Expiry | None:
-    head = made.entries[-1] if made.entries else None
-    for entry in made.entries:
-        if made.kept.get(entry.seq) == "head":
-            head = entry
-    if head is not None and rule.is_over(head, clock.current().wall_ns() // 1000):
-        went = dry_run or _delete(engine, made, head)
+def _leave(error: CorruptionError, name: str, damaged: list[str] | None) -> None:
+    where = f"thread {records.shown(name)}"
+    said = str(error) if where in str(error) else f"{where}: {error}"
+    logger.warning("retention leaves a damaged thread as it is: %s", said)
+    if damaged is not None:
+        damaged.append(said)
+
+
+def _carry_through(
+    engine: EmbeddedEngine, made: Plan, rule: Retention, dry_run: bool, damaged: list[str] | None
+) -> Expiry | None:
+    if made.is_over and (dry_run or _delete(engine, made)):
         everything = dict.fromkeys([entry.seq for entry in made.entries], made.rule)
         size = sum([entry.stored_bytes for entry in made.entries])
-        return Expiry(made.name, everything, {}, size, whole=True) if went else None
+        return Expiry(made.name, everything, {}, size, whole=True)
     found = expiry_of(made)
+    if dry_run:
+        return found if found.removed else None
+    removed: set[int] = set()
     try:
-        if not dry_run and found.removed and not prune(engine, made.keys.number, made.name, rule):
-            return None
-        if not dry_run:
-            receipts.expire(engine, made.keys.number)
+        if found.removed:
+            prune(engine, made.keys.number, made.name, rule, removed)
+        receipts.expire(engine, made.keys.number)
     except CorruptionError as error:
-        logger.warning("retention leaves a damaged thread as it is: %s", error)
-        return None
-    return found if found.removed else None
+        _leave(error, made.name, damaged)
+    return _as_it_went(made, found, removed) if removed else None
 
 
-def _delete(engine: EmbeddedEngine, made: Plan, head: Entry) -> bool:
-    """Delete a whole thread, if its head is the one that was read and no call of it is open."""
+def _as_it_went(made: Plan, found: Expiry, removed: set[int]) -> Expiry:
+    """What went: less than was planned where somebody or something was in the way, or more."""
+    if removed == found.removed.keys():
+        return found
+    kept = {
+        entry.seq: made.kept.get(entry.seq, "it was needed meanwhile, or is damaged")
+        for entry in made.entries
+        if entry.seq not in removed
+    }
+    size = sum([entry.stored_bytes for entry in made.entries if entry.seq in removed])
+    return Expiry(made.name, dict.fromkeys(sorted(removed), made.rule), kept, size)
+
+
+def _delete(engine: EmbeddedEngine, made: Plan) -> bool:
+    """Delete a whole thread, if its head is the one that was read, no call of it is open, and nothing is pinned."""
+    commit_ids = {entry.commit_id for entry in made.entries if entry.seq == made.head}
 
     def write(tx: Tx) -> bool:
         raw = tx.get(made.keys.head)
         if raw is None:
             return False
         now = Head.decode(raw)
-        if now.commit_id != head.commit_id or any(True for _ in _open_decisions(tx, made.keys, now.uuid)):
+        if now.commit_id not in commit_ids or _is_in_use(tx, made.keys):
             return False
         deleting.unlink(tx, made.keys, made.name.encode(), now)
         return True

@@ -276,6 +276,8 @@ class Thread(Position):
         def write(tx: Tx) -> None:
             if tx.get(keys.head) is None:
                 raise ThreadGone(f"{self._where} was deleted; take a new handle from store.thread()")
+            if lines.find(tx, keys.prefix, seq, self._where) is None:
+                raise self._not_there(tx, seq)
             staged.write(tx)
             written = staged.written_keys or target._keys
             assert written is not None
