@@ -170,7 +170,10 @@ class _Packer:
 
     def _thread(self, number: int) -> list[str]:
         """Pack one thread; what is damaged in it."""
-        keys, where = ThreadKeys(number), f"thread number {number}"
+        keys = ThreadKeys(number)
+        with self._engine.read() as snap:
+            name = snap.get(records.CREATED + records.int_part(number))
+        where = f"thread number {number}" if name is None else f"thread {records.shown(name.decode())}"
         try:
             for low in self._runs(keys, where):
                 self._pack(keys, low, where)

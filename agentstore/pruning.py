@@ -416,7 +416,7 @@ def apply(
     """
     for number in _numbers(engine) if numbers is None else numbers:
         keys = ThreadKeys(number)
-        found = None
+        found, text = None, f"number {number}"
         try:
             with engine.read() as snap:
                 name = snap.get(records.CREATED + int_part(number))
@@ -428,15 +428,17 @@ def apply(
             if made is not None and rule is not None:
                 found = _carry_through(engine, made, rule, dry_run, damaged)
         except CorruptionError as error:
-            _leave(error, damaged)
+            _leave(error, text, damaged)
         if found is not None:
             yield found
 
 
-def _leave(error: CorruptionError, damaged: list[str] | None) -> None:
-    logger.warning("retention leaves a damaged thread as it is: %s", error)
+def _leave(error: CorruptionError, name: str, damaged: list[str] | None) -> None:
+    where = f"thread {records.shown(name)}"
+    said = str(error) if where in str(error) else f"{where}: {error}"
+    logger.warning("retention leaves a damaged thread as it is: %s", said)
     if damaged is not None:
-        damaged.append(str(error))
+        damaged.append(said)
 
 
 def _carry_through(
@@ -455,7 +457,7 @@ def _carry_through(
             prune(engine, made.keys.number, made.name, rule, removed)
         receipts.expire(engine, made.keys.number)
     except CorruptionError as error:
-        _leave(error, damaged)
+        _leave(error, made.name, damaged)
     return _as_it_went(made, found, removed) if removed else None
 
 

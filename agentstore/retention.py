@@ -155,7 +155,7 @@ def step_and_status(entry: Entry) -> tuple[int | None, str | None]:
         return None, None
     try:
         step, status, _ = cbor.decode(entry.meta)
-    except (LimitExceeded, ValueError, TypeError) as error:
+    except (CorruptionError, LimitExceeded, ValueError, TypeError) as error:
         raise CorruptionError(f"checkpoint {entry.seq}: its step and status are damaged: {error}") from error
     return step, status
 
