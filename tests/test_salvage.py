@@ -60,7 +60,7 @@ def text(n: int) -> str:
 
 def grow(store: Store, name: str, count: int, states: States) -> None:
     thread = store.thread(name)
-    state = thread.load() if thread.head is not None else {"history": [], "step": -1}
+    state: dict[str, Any] = thread.load() if thread.head is not None else {"history": [], "step": -1}
     for n in range(count):
         at = 0 if thread.head is None else thread.head.seq + 1
         if n % 30 == 29:
@@ -213,7 +213,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "FORMAT is garbage": garbage(FORMAT),
     "no control": lambda path: (path / CONTROL).unlink(),
     "no tail": lambda path: (path / "tail.mdb").unlink(),
-    "no lock files": lambda path: [file.unlink() for file in path.glob("*lock*")],
+    "no lock files": lambda path: [os.unlink(file) for file in path.glob("*lock*")],  # type: ignore[func-returns-value]  # for its effect
     "no wal": lambda path: shutil.rmtree(path / WAL),
 }
 
@@ -239,16 +239,20 @@ def test_each_segment_damaged_or_missing(damaged: tuple[Path, States], tmp_path:
 
         return damage
 
+    def without(name: str) -> Callable[[Path], object]:
+        return lambda path: (path / WAL / name).unlink()
+
+    def headless(name: str) -> Callable[[Path], object]:
+        def damage(path: Path) -> None:
+            for at in (0, PAGE):
+                write(name, at, b"\xff" * 100)(path)
+
+        return damage
+
     lost = 0
     for name in segments:
-        for number, damage in enumerate(
-            (
-                lambda path, name=name: (path / WAL / name).unlink(),
-                cut(f"{WAL}/{name}", 0.5),
-                lambda path, name=name: [write(name, at, b"\xff" * 100)(path) for at in (0, PAGE)],
-                write(name, 8192 + 9000, b"\xff\xff"),
-            )
-        ):
+        damages = without(name), cut(f"{WAL}/{name}", 0.5), headless(name), write(name, 8192 + 9000, b"\xff\xff")
+        for number, damage in enumerate(damages):
             path = copied(source, tmp_path / f"{name} {number}", damage)
             done = check(path, tmp_path / f"new {name} {number}", states)
             lost += not done.whole
