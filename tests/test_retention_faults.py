@@ -33,6 +33,7 @@ from agentstore import (
     pruning,
     records,
 )
+from agentstore.codec import zstd
 from agentstore.compaction import compact
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.pruning import Plan
@@ -372,7 +373,7 @@ def test_a_dictionary_knew_what_was_forgotten_while_it_was_trained(
     for name in ("t", "b", "c"):
         for n in range(60):
             store.thread(name).commit(Append("log", text(rng)), Set("draft", text(rng)), step=n)
-    train = compaction.zstd.train
+    train = zstd.train
 
     def between(*arguments: Any) -> Any:
         made = train(*arguments)
@@ -380,9 +381,9 @@ def test_a_dictionary_knew_what_was_forgotten_while_it_was_trained(
         store.apply_retention()
         return made
 
-    monkeypatch.setattr(compaction.zstd, "train", between)
+    monkeypatch.setattr(zstd, "train", between)
     done = compact(store.path, level=3, online=True)
-    monkeypatch.setattr(compaction.zstd, "train", train)
+    monkeypatch.setattr(zstd, "train", train)
     assert done.dictionary is not None
     again = compact(store.path, level=3, online=True)
     with store._engine.read() as snap:
@@ -399,7 +400,10 @@ def test_differences_that_are_larger_than_what_they_replace_do_not_make_a_pack_t
     """Each kept checkpoint of a run may need a difference as large as the state: together more than a pack may have."""
     monkeypatch.setattr(packing, "CONTENT_BYTES_MAX", 100_000)
     thread = store.thread("t")
-    blob = lambda n: random.Random(n).randbytes(8_000)  # noqa: E731
+
+    def blob(n: int) -> bytes:
+        return random.Random(n).randbytes(8_000)
+
     states = {}
     for n in range(70):
         thread.commit(Set("blob", blob(n)), step=n)
