@@ -77,7 +77,7 @@ def copy_store(store: Store, dest: str, on_step: Callable[[str], None] | None = 
     target = os.path.realpath(dest)
     partial = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}{PARTIAL}")
     try:
-        _check_free(files, target, store.path)
+        check_free(files, target, store.path)
         with _made(files, partial, target):
             on_step("copying")
             wanted = store.stats()["durable_lsn"]
@@ -110,8 +110,8 @@ def insist_on(problems: list[str], what: str) -> None:
         raise BackupFailed(f"{what} does not pass its check: {problems[0]}{more}; run 'agentstore verify' on the store")
 
 
-def _check_free(files: Files, target: str, source: str) -> None:
-    """Refuse a destination that is taken, inside the store, or where a store could not be opened."""
+def check_free(files: Files, target: str, source: str) -> None:
+    """Refuse (`BackupFailed`) a destination that is taken, inside the store, or where a store could not be opened."""
     real = os.path.realpath(source)
     if target == real or target.startswith(real.rstrip("/") + "/"):
         raise BackupFailed(f"{target} is inside the store {source}; choose a directory elsewhere")

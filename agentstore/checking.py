@@ -134,7 +134,7 @@ def _thread(snap: Reader, keys: ThreadKeys, name: str) -> Iterator[str]:
         yield f"{where}: the head names checkpoint {head.seq}, which is not there"
     elif last.commit_id != head.commit_id:
         yield f"{where}: the head and checkpoint {head.seq} are not of one commit"
-    states = _States(snap, keys, where)
+    states = States(snap, keys, where)
     yield from states.walk(head, name)
     yield from _snapshots(snap, keys, where, states)
     for key, _ in snap.scan(records.pins(keys.prefix), records.end_of(records.pins(keys.prefix))):
@@ -148,7 +148,7 @@ def _thread(snap: Reader, keys: ThreadKeys, name: str) -> Iterator[str]:
     yield from leases.check(snap, keys.prefix, head.token, name)
 
 
-class _States:
+class States:
     """Walks over all checkpoints of a thread in the order of their seqs, and remembers the sum of each state."""
 
     def __init__(self, snap: Reader, keys: ThreadKeys, where: str) -> None:
@@ -240,7 +240,7 @@ class _States:
             yield f"{where}: its list of all checksums is not that of its state"
 
 
-def _snapshots(snap: Reader, keys: ThreadKeys, where: str, states: _States) -> Iterator[str]:
+def _snapshots(snap: Reader, keys: ThreadKeys, where: str, states: States) -> Iterator[str]:
     named: set[tuple[int, int]] = set()
     low = records.snapshots(keys.prefix)
     for key, raw in snap.scan(low, records.end_of(low)):

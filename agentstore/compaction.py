@@ -181,7 +181,10 @@ class _Packer:
 
     def _thread(self, number: int) -> list[str]:
         """Pack one thread; what is damaged in it."""
-        keys, where = ThreadKeys(number), f"thread number {number}"
+        keys = ThreadKeys(number)
+        with self._engine.read() as snap:
+            name = snap.get(records.CREATED + records.int_part(number))
+        where = f"thread number {number}" if name is None else f"thread {records.shown(name.decode())}"
         try:
             for low in self._runs(keys, where):
                 self._pack(keys, low, where)
@@ -224,9 +227,8 @@ class _Packer:
 
     def _pack(self, keys: ThreadKeys, span: tuple[int, int], where: str) -> None:
         with self._engine.read() as snap:
-            run = [
-                piece for piece in packing.pieces(snap, keys, where) if span[0] <= piece.first and piece.last <= span[1]
-            ]
+            # Only what is in the span is read: a long thread has many runs.
+            run = [piece for piece in packing.pieces(snap, keys, where, span[0], span[1] + 1) if piece.first >= span[0]]
             swap = self._make(snap, keys, run, where)
         if swap is not None and self._engine.transact(swap.write).value:
             self._done.packs += 1

@@ -11,7 +11,7 @@ from agentstore.engine.api import Reader, Tx
 from agentstore.errors import CorruptionError
 from agentstore.fields import Op
 from agentstore.packs import FLAG_COLD, NO_PARENT, Entry, Pack, head_of
-from agentstore.records import CheckpointHeader, int_part
+from agentstore.records import CHECKPOINT, FLAG_SUMS, REASON_CODES, VERSION, CheckpointHeader, int_part
 
 
 def entry_of(seq: int, raw: bytes, where: str) -> Entry:
@@ -34,6 +34,29 @@ def entry_of(seq: int, raw: bytes, where: str) -> Entry:
         header.flags,
         len(raw),
         ops,
+    )
+
+
+def record_of(entry: Entry, parent: int, state_sum: int, ops: list[Op], sums: list[object] | None, flags: int) -> bytes:
+    """A checkpoint's own record. `ops` as `packs.absolute` makes them; `flags`: `FLAG_ROOT` or 0."""
+    zipped, blob = records.squeeze(records.pack_payload(ops, sums))
+    if sums is not None:
+        flags |= FLAG_SUMS
+    return (
+        CHECKPOINT.pack(
+            VERSION,
+            flags | zipped,
+            REASON_CODES[entry.reason],
+            0,
+            len(entry.meta),
+            parent + 1,
+            entry.created_us,
+            entry.lsn,
+            entry.commit_id,
+            state_sum,
+        )
+        + entry.meta
+        + blob
     )
 
 

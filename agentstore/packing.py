@@ -118,18 +118,19 @@ def piece_at(reader: Reader, keys: ThreadKeys, last: int, alone: bool, where: st
 # --- finding what can be packed --------------------------------------------------------
 
 
-def singles(reader: Reader, keys: ThreadKeys, where: str, low: int = 0) -> Iterator[Single]:
-    """The checkpoints from seq `low` on that have records of their own, ascending."""
+def singles(reader: Reader, keys: ThreadKeys, where: str, low: int = 0, high: int | None = None) -> Iterator[Single]:
+    """The checkpoints with ``low <= seq < high`` that have records of their own, ascending."""
     prefix = keys.checkpoints
-    for key, raw in reader.scan(prefix + int_part(low), records.end_of(prefix)):
+    end = records.end_of(prefix) if high is None else prefix + int_part(high)
+    for key, raw in reader.scan(prefix + int_part(low), end):
         yield Single(lines.entry_of(records.seq_of(key, prefix), raw, where), raw)
 
 
-def pieces(reader: Reader, keys: ThreadKeys, where: str) -> Iterator[Piece]:
-    """The whole thread, ascending. Lazy."""
-    alone = singles(reader, keys, where)
+def pieces(reader: Reader, keys: ThreadKeys, where: str, low: int = 0, high: int | None = None) -> Iterator[Piece]:
+    """The whole thread, or what ends with a seq of ``low <= seq < high``, ascending. Lazy; O(size of these)."""
+    alone = singles(reader, keys, where, low, high)
     single = next(alone, None)
-    for last, raw in lines.scan_packs(reader, keys.prefix):
+    for last, raw in lines.scan_packs(reader, keys.prefix, low, high):
         pack = lines.pack_of(reader, last, raw, where)
         while single is not None and single.last < pack.first:
             yield single

@@ -53,6 +53,10 @@ _LENGTHS = struct.Struct("<II")
 _STREAMED: Final = frozenset({OP_SET, OP_APPEND})
 
 
+def _no_ops() -> tuple[list[Op], list[Any] | None]:
+    raise AssertionError("this entry was made without its ops")
+
+
 class Entry:
     """One checkpoint as it stands in the store, in a record of its own or in a pack. Immutable."""
 
@@ -114,6 +118,12 @@ class Entry:
             self.stored_bytes,
             self._ops,
         )
+
+    def alone(self) -> Entry:
+        """The same checkpoint without what it changed: a list of these does not keep their packs in memory."""
+        made = self.with_parent(self.parent)
+        made._ops = _no_ops
+        return made
 
     def ops(self) -> list[Op]:
         """What it changed. CorruptionError. O(size)."""

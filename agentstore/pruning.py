@@ -36,7 +36,7 @@ from agentstore.errors import CheckpointExpired, CheckpointNotFound, CorruptionE
 from agentstore.fields import Op, State
 from agentstore.packing import Piece, Single
 from agentstore.packs import NO_PARENT, Entry
-from agentstore.records import CHECKPOINT, FLAG_ROOT, FLAG_SUMS, REASON_CODES, VERSION, Head, ThreadKeys, int_part
+from agentstore.records import FLAG_ROOT, VERSION, Head, ThreadKeys, int_part
 from agentstore.retention import Retention, kept_parents
 
 logger = logging.getLogger("agentstore")
@@ -115,7 +115,7 @@ def plan(reader: Reader, keys: ThreadKeys, name: str, rule: Retention) -> Plan |
     if raw is None:
         return None
     head = Head.decode(raw)
-    entries = [entry for piece in packing.pieces(reader, keys, where) for entry in packing.entries_of(piece)]
+    entries = [entry.alone() for piece in packing.pieces(reader, keys, where) for entry in packing.entries_of(piece)]
     now_us = clock.current().wall_ns() // 1000
     held = _held(reader, keys, head, name)
     kept = rule.why_kept(entries, head=head.seq, held=held, now_us=now_us)
@@ -313,7 +313,7 @@ class _Rewriting:
             raise CorruptionError(f"{self._where}, checkpoint {entry.seq}: the fields do not match their checksum")
         there = loaded.snapshot_seq == entry.seq
         self.roots[entry.seq] = None if there else snapshots.prepare(self._keys, loaded)
-        record = _single(entry, NO_PARENT, total, [], None, FLAG_ROOT)
+        record = lines.record_of(entry, NO_PARENT, total, [], None, FLAG_ROOT)
         self.puts[self._keys.checkpoints + int_part(entry.seq)] = record
         self._state = fields.state_from_sums(fields.sums_of(loaded.state))
         self._at = entry.seq
@@ -327,7 +327,7 @@ class _Rewriting:
         after, sums = fields.state_sum(self._state), fields.sums_of(self._state)
         if len(run) == 1:
             absolute = packs.absolute(ops[0], self._sums_before(run[0]))
-            record = _single(run[0], run[0].parent, after, absolute, sums, 0)
+            record = lines.record_of(run[0], run[0].parent, after, absolute, sums, 0)
             self.puts[self._keys.checkpoints + int_part(run[0].seq)] = record
             return
         few = len(sums) <= packing.SUMS_FIELDS_PER_MEMBER * len(run)
@@ -397,29 +397,6 @@ def _still_holds(tx: Tx, made: Plan, going: set[int], dead: set[int], where: str
     if any(tx.get(low + int_part(seq)) is not None for seq in going):
         return False
     return not any(seq in dead for seq in _open_decisions(tx, made.keys, head.uuid))
-
-
-def _single(entry: Entry, parent: int, state_sum: int, ops: list[Op], sums: list[object] | None, flags: int) -> bytes:
-    """A checkpoint's own record."""
-    zipped, blob = records.squeeze(records.pack_payload(ops, sums))
-    if sums is not None:
-        flags |= FLAG_SUMS
-    return (
-        CHECKPOINT.pack(
-            VERSION,
-            flags | zipped,
-            REASON_CODES[entry.reason],
-            0,
-            len(entry.meta),
-            parent + 1,
-            entry.created_us,
-            entry.lsn,
-            entry.commit_id,
-            state_sum,
-        )
-        + entry.meta
-        + blob
-    )
 
 
 # --- all threads -----------------------------------------------------------------------

@@ -204,7 +204,7 @@ def trained(store: Store) -> zstd.Dictionary:
     samples = [repr(message(n)).encode() for n in range(40)]
     made = zstd.train(samples, 4096)
     assert made is not None
-    store._engine.transact(lambda tx: dictionaries.put(tx, made, [1]))
+    store._engine.transact(lambda tx: dictionaries.put(tx, made, [1], tx.lsn))
     return made
 
 
@@ -262,7 +262,7 @@ def test_a_dictionary_makes_packs_smaller_and_is_looked_for(store: Store) -> Non
     (without,) = swaps_of(store, 64)
     (swap,) = swaps_of(store, 64, dictionary=dictionary)
     assert len(swap.record) < len(without.record)
-    store._engine.transact(lambda tx: dictionaries.put(tx, dictionary, [1]))
+    store._engine.transact(lambda tx: dictionaries.put(tx, dictionary, [1], tx.lsn))
     assert store._engine.transact(swap.write).value
     assert everything(store) == before and store.check() == []
     store._engine.transact(lambda tx: dictionaries.remove(tx, dictionary.id))

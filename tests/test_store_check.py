@@ -307,7 +307,7 @@ def test_no_flipped_byte_of_a_pack_gives_a_wrong_state(packed: Store, seq: int) 
 def test_one_damaged_piece_of_a_dictionary_costs_nothing_and_two_are_said(packed: Store) -> None:
     made = zstd.train([repr({"n": n, "text": text(n)}).encode() for n in range(200)], 8192)
     assert made is not None
-    packed._engine.transact(lambda tx: dictionaries.put(tx, made, [1]))
+    packed._engine.transact(lambda tx: dictionaries.put(tx, made, [1], tx.lsn))
     with packed._engine.read() as snap:
         pack = lines.find_pack(snap, T.prefix, 100, "t")
         assert pack is not None

@@ -34,6 +34,7 @@ from . import (
     export_commands,
     operate,
     replay_command,
+    salvage_command,
 )
 from .output import visible
 
@@ -116,7 +117,7 @@ def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
 
 
 _add(app, demo_command.demo, replay_command.replay, *operate.COMMANDS, *compact_command.COMMANDS)
-_add(app, *backup_command.COMMANDS, *export_commands.COMMANDS, *doctor_command.COMMANDS)
+_add(app, *backup_command.COMMANDS, *export_commands.COMMANDS, *doctor_command.COMMANDS, *salvage_command.COMMANDS)
 _bench = typer.Typer(help="Measure the store against its peers, side by side.", no_args_is_help=True)
 _add(_bench, *bench_commands.COMMANDS)
 app.add_typer(_bench, name="bench")

@@ -47,7 +47,9 @@ def require_alone(path: str) -> None:
     """`StoreInUse` if somebody has the store open, this process included."""
     files = default_files()
     try:
-        fd = files.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT)
+        if not files.exists(os.path.join(path, LOCK)):
+            return  # nobody can have it open
+        fd = files.open(os.path.join(path, LOCK), os.O_RDWR)
         try:
             if not files.lock(fd, wait=False):
                 raise StoreInUse(
