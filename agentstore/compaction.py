@@ -6,7 +6,7 @@ Every step is a transaction of its own, so it can be killed at any moment and ru
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -107,11 +107,13 @@ def compact(
         engine = EmbeddedEngine.open(path, create=False, readonly=dry_run, background=False)
         try:
             done.kinds_before = _kinds(engine)
-            for expiry in pruning.apply(engine, retention, dry_run=dry_run, damaged=done.damaged):
+            damaged: dict[int, str] = {}
+            for expiry in pruning.apply(engine, retention, dry_run=dry_run, damaged=damaged):
                 done.expired.append(expiry)
                 progress("retention", len(done.expired), 0)
+            done.damaged += damaged.values()
             if not dry_run:
-                _Packer(engine, level, jobs, done, progress).run()
+                _Packer(engine, level, jobs, done, damaged.keys(), progress).run()
             done.kinds_after = _kinds(engine)
         finally:
             done.shrunk = engine.close(shrink=not dry_run)
@@ -141,11 +143,21 @@ def _summarize(path: str, over: int, done: Compacted, progress: Progress) -> Non
 class _Packer:
     """Makes the cold packs of a whole store."""
 
-    def __init__(self, engine: EmbeddedEngine, level: int, jobs: int, done: Compacted, progress: Progress) -> None:
+    def __init__(
+        self,
+        engine: EmbeddedEngine,
+        level: int,
+        jobs: int,
+        done: Compacted,
+        said: Collection[int],
+        progress: Progress,
+    ) -> None:
+        """`said`: numbers of threads whose damage is in `done` already."""
         self._engine = engine
         self._level = level
         self._jobs = jobs
         self._done = done
+        self._said = said
         self._progress = progress
         self._dictionary: zstd.Dictionary | None = None
 
@@ -155,9 +167,8 @@ class _Packer:
         self._dictionary = self._have_dictionary(numbers)
         with ThreadPoolExecutor(self._jobs) as pool:
             for at, found in enumerate(pool.map(self._thread, numbers), 1):
-                for each in found:
-                    if each not in self._done.damaged:
-                        self._done.damaged.append(each)
+                if numbers[at - 1] not in self._said:
+                    self._done.damaged += found
                 self._progress("packs", at, len(numbers))
         self._forget_dictionaries()
 

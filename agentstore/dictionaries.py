@@ -170,11 +170,12 @@ def check(reader: Reader) -> Iterator[str]:
 # --- writing ---------------------------------------------------------------------------
 
 
-def put(tx: Tx, dictionary: zstd.Dictionary, threads: list[int], lsn: int) -> None:
-    """Keep a dictionary that was trained on these threads as they were at `lsn`.
+def put(tx: Tx, dictionary: zstd.Dictionary, threads: list[int], lsn: int | None = None) -> None:
+    """Keep a dictionary that was trained on these threads as they were at `lsn`, or as they are now.
 
-    Not at the LSN of `tx`: what a thread forgot between the two is in the dictionary.
+    What a thread forgot after `lsn` and before `tx` is in the dictionary.
     """
+    lsn = tx.lsn if lsn is None else lsn
     frame = zstd.compress(dictionary.data, zstd.LEVEL_MAX)
     size = -(-len(frame) // PIECES)
     pieces = [frame[at * size : (at + 1) * size].ljust(size, b"\0") for at in range(PIECES)]

@@ -408,11 +408,11 @@ def apply(
     numbers: Iterable[int] | None = None,
     *,
     dry_run: bool = False,
-    damaged: list[str] | None = None,
+    damaged: dict[int, str] | None = None,
 ) -> Iterator[Expiry]:
     """Apply to each thread its own rule, else `default`, else the store's; what went (`dry_run`: would go) of each.
 
-    Lazy, a thread at a time. What is damaged is left as it is, and logged, and listed in `damaged`.
+    Lazy, a thread at a time. What is damaged is left as it is, and logged, and said in `damaged` by its number.
     """
     for number in _numbers(engine) if numbers is None else numbers:
         keys = ThreadKeys(number)
@@ -428,21 +428,21 @@ def apply(
             if made is not None and rule is not None:
                 found = _carry_through(engine, made, rule, dry_run, damaged)
         except CorruptionError as error:
-            _leave(error, text, damaged)
+            _leave(error, number, text, damaged)
         if found is not None:
             yield found
 
 
-def _leave(error: CorruptionError, name: str, damaged: list[str] | None) -> None:
+def _leave(error: CorruptionError, number: int, name: str, damaged: dict[int, str] | None) -> None:
     where = f"thread {records.shown(name)}"
     said = str(error) if where in str(error) else f"{where}: {error}"
     logger.warning("retention leaves a damaged thread as it is: %s", said)
     if damaged is not None:
-        damaged.append(said)
+        damaged[number] = said
 
 
 def _carry_through(
-    engine: EmbeddedEngine, made: Plan, rule: Retention, dry_run: bool, damaged: list[str] | None
+    engine: EmbeddedEngine, made: Plan, rule: Retention, dry_run: bool, damaged: dict[int, str] | None
 ) -> Expiry | None:
     if made.is_over and (dry_run or _delete(engine, made)):
         everything = dict.fromkeys([entry.seq for entry in made.entries], made.rule)
@@ -457,7 +457,7 @@ def _carry_through(
             prune(engine, made.keys.number, made.name, rule, removed)
         receipts.expire(engine, made.keys.number)
     except CorruptionError as error:
-        _leave(error, made.name, damaged)
+        _leave(error, made.keys.number, made.name, damaged)
     return _as_it_went(made, found, removed) if removed else None
 
 

@@ -28,7 +28,8 @@ class Retention:
     A checkpoint stays if it is the head, is held (the newest decision on the head's line, the decision of a call
     that has no receipt), is pinned, is one of the last `keep_last`, has a reason in `keep`, or has a step that
     `keep_every` divides. `max_age` takes away older ones that stay by `keep` or `keep_every` alone. `finished_after`
-    deletes whole threads whose head has the status COMPLETED or FAILED and is older.
+    deletes whole threads whose head has the status COMPLETED or FAILED and is older, unless a call of theirs is open or
+    a checkpoint is pinned.
 
     `keep_last`: 1 or more, or None for all. `keep`: reasons (`agentstore.REASONS`). `keep_every`: steps, 1 or more, or
     None. `max_age`, `finished_after`: durations, or None for never. `ValueError`, `TypeError` for anything else.

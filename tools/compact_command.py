@@ -90,6 +90,9 @@ def compact(
         _print_expired(done)
     else:
         _print_done(done)
+    if not json_output:
+        for each in done.damaged:
+            console().print(printable(f"Left as it is: {each}"), style="red")
     if done.damaged:
         raise typer.Exit(1)
 
@@ -144,8 +147,6 @@ def _print_done(done: Compacted) -> None:
     )
     if not done.shrunk:
         out.print("Somebody has the store open: its files give their free pages back once it is closed by all.")
-    for each in done.damaged:
-        out.print(printable(f"Left as it is: {each}"), style="red")
 
 
 COMMANDS = (compact,)
