@@ -283,7 +283,7 @@ def run(scenario: Scenario, weather: Weather, nth: int, for_ever: bool, path: st
     if engine is not None:
         abandon(engine)
     for _ in range(2):
-        assert not process.engines
+        assert path not in {each.path for each in process.engines.values() if isinstance(each, EmbeddedEngine)}
         engine = opened(path, Files())
         ledger.check(engine)
         ledger.commit(engine)
