@@ -2,7 +2,7 @@
 dictionaries, branches, forks, pins, deletions, reopenings.
 
 The limits are so small that a store of some dozen checkpoints has packs, roots, snapshots and dictionaries. A long run:
-``AGENTSTORE_MODEL_EXAMPLES=2000 pytest -n 0 tests/test_compaction_model.py``.
+``AGENTSTORE_MODEL_EXAMPLES=500 pytest -n 0 tests/test_compaction_model.py`` (other ones every time, of 100 steps).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from agentstore.pruning import Expiry
 from agentstore.records import ThreadKeys
 from agentstore.testing.manual_clock import ManualClock
 
-EXAMPLES = int(os.environ.get("AGENTSTORE_MODEL_EXAMPLES", "12"))
+SOAK = "AGENTSTORE_MODEL_EXAMPLES" in os.environ
+EXAMPLES = int(os.environ.get("AGENTSTORE_MODEL_EXAMPLES", "40"))
 NAMES = ("a", "b", "c")
 LIMITS = [
     (packing, "PACK_MEMBERS", 8),
@@ -467,4 +468,6 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 TestCompactionMachine = CompactionMachine.TestCase
-TestCompactionMachine.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
+TestCompactionMachine.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=100 if SOAK else 30, deadline=None, derandomize=not SOAK
+)
