@@ -6,6 +6,7 @@ import doctest
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,8 @@ def test_commands_of_documents_run(path: Path, tmp_path: Path) -> None:
     """In the order of the page, as one script that ends at the first command that fails."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, command in [("python", sys.executable), ("agentstore", f"{sys.executable} -m agentstore.tools.cli")]:
+    here = shlex.quote(sys.executable)
+    for name, command in [("python", here), ("agentstore", f"{here} -m agentstore.tools.cli")]:
         (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / name).chmod(0o755)
     script = "\n".join(SHELL.findall(path.read_text(encoding="utf-8")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -220,7 +221,7 @@ def test_a_device_that_is_full(filled: str) -> None:
 
 
 def test_to_a_pipe_that_nobody_reads(filled: str) -> None:
-    command = f"{sys.executable} -m agentstore.tools.cli export --all {filled} | head -n 1"
+    command = f"{shlex.quote(sys.executable)} -m agentstore.tools.cli export --all {shlex.quote(filled)} | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.stdout.startswith('{"record":"export"') and "Traceback" not in done.stderr
 
