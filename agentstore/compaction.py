@@ -31,9 +31,11 @@ COLD_LEVEL: Final = 19
 COLD_MEMBERS: Final = 4096
 """A cold pack has at most so many checkpoints (and `packing.CONTENT_BYTES_MAX` bytes): what a load reads at least."""
 
-SAMPLE_BYTES_MAX: Final = 32 * 1024 * 1024
+SAMPLE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A dictionary is trained on at most so many bytes, taken evenly from all threads."""
 SAMPLE_OF_THREAD_MAX: Final = 1024 * 1024
+SAMPLE_THREADS_MAX: Final = 2000
+"""So many threads are read for it, taken evenly from all, or fewer than twice as many."""
 CONTENT_BYTES_MIN: Final = 512 * 1024
 """Of less than so many bytes nothing is to be learnt."""
 DICTIONARY_SHARE: Final = 14
@@ -272,22 +274,29 @@ class _Packer:
         )
 
     def _samples(self, numbers: list[int]) -> tuple[list[bytes], list[int], int]:
-        """(bodies, the threads they are of, bytes of all bodies as far as they were read)."""
-        samples: list[bytes] = []
-        threads: list[int] = []
-        taken = content = 0
-        step = max(1, len(numbers) // 2000)
+        """(bodies, the threads they are of, bytes of all bodies as far as they were read).
+
+        Every n-th body, with n doubled whenever there are too many: evenly from all, in memory that does not grow.
+        """
+        kept: list[tuple[int, bytes]] = []
+        taken = content = read = 0
+        every = 1
+        step = max(1, len(numbers) // SAMPLE_THREADS_MAX)
         for number in numbers[::step]:
             share = 0
             for body in self._bodies(number):
                 content += len(body)
-                if taken < SAMPLE_BYTES_MAX and share < SAMPLE_OF_THREAD_MAX:
-                    samples.append(body)
+                if share >= SAMPLE_OF_THREAD_MAX:
+                    continue
+                share += len(body)
+                if read % every == 0:
+                    kept.append((number, body))
                     taken += len(body)
-                    share += len(body)
-            if share:
-                threads.append(number)
-        return samples, threads, content * step
+                read += 1
+                if taken > SAMPLE_BYTES_MAX:
+                    kept, every = kept[::2], 2 * every
+                    taken = sum([len(body) for _, body in kept])
+        return [body for _, body in kept], sorted({number for number, _ in kept}), content * step
 
     def _bodies(self, number: int) -> Iterator[bytes]:
         """What the checkpoints of a thread added."""
