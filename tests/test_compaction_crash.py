@@ -1,6 +1,6 @@
 """The offline job killed, and refused by the disk, at every system call: nothing that stays is lost, and it goes on.
 
-At random moments, many times: ``AGENTSTORE_COMPACT_KILLS=200 pytest -n 0 tests/test_compaction_crash.py -k moments``.
+A few random moments here; ``AGENTSTORE_COMPACT_KILLS=200`` makes it so many of each job.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from agentstore import (
     compaction,
     packs,
 )
+from agentstore.backup import restore
 from agentstore.codec import zstd
 from agentstore.engine import files as engine_files
 from agentstore.engine import job
@@ -39,7 +40,7 @@ from agentstore.engine.job import JobLock
 from agentstore.testing.faults import CALLS, WRITING_CALLS, Error, Fault, FaultyFiles, Kill
 from agentstore.testing.limits import small_limits
 
-KILLS = int(os.environ.get("AGENTSTORE_COMPACT_KILLS", "12"))
+KILLS = int(os.environ.get("AGENTSTORE_COMPACT_KILLS", "6"))
 RULE = Retention(keep_last=4, keep={"final"})
 FINALS = (5, 21)
 NAMES = ("a", "b", "gone")
@@ -141,7 +142,7 @@ def copy_of(template: Path, path: Path) -> Path:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_every_system_call(when: str, template: tuple[Path, States], tmp_path: Path) -> None:
     source, states = template
-    for nth in range(1, 2000, 3):
+    for nth in range(1, 2000):
         path = copy_of(source, tmp_path / str(nth))
         status = in_child(job_with(Fault(nth, Kill("before" if when == "before" else "after")), path))
         if os.WIFEXITED(status):
@@ -164,7 +165,7 @@ def test_refused_at_every_system_call(
 ) -> None:
     source, states = template
     refused = 0
-    for nth in range(1, 2000, 3):
+    for nth in range(1, 2000):
         path = copy_of(source, tmp_path / str(nth))
         status = in_child(job_with(Fault(nth, Error(number), calls, for_ever), path))
         assert os.WIFEXITED(status) and os.WEXITSTATUS(status) in (0, 1, 9), (nth, status)
@@ -178,23 +179,132 @@ def test_refused_at_every_system_call(
     assert nth > 20 and refused > 5
 
 
-def test_killed_at_random_moments(template: tuple[Path, States], tmp_path: Path) -> None:
+def restored(path: Path) -> None:
+    """What `backup` made becomes the store that it is a copy of."""
+    restore(path.with_name(path.name + ".copy"), path)
+
+
+def retention_in_use(path: Path) -> None:
+    with Store.open(path) as store:
+        store.apply_retention(RULE)
+
+
+def backup(path: Path) -> None:
+    with Store.open(path) as store:
+        store.backup(path.with_name(path.name + ".copy"))
+
+
+def killed_at(moment: float, work: Callable[[], object]) -> bool:
+    """Run `work` in a fork that is killed after so many seconds; whether it was still at it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(moment)
+    os.kill(pid, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def duration_of(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes in a fork: the moments to die at are taken from these."""
+    begin = time.monotonic()
+    assert in_child(work) == 0
+    return time.monotonic() - begin
+
+
+def compacted(path: Path) -> None:
+    compaction.compact(path, retention=RULE, level=3)
+
+
+@pytest.mark.parametrize("job_of", [compacted, retention_in_use], ids=lambda each: each.__name__)
+def test_killed_at_random_moments(
+    job_of: Callable[[Path], None], template: tuple[Path, States], tmp_path: Path
+) -> None:
     source, states = template
+    longest = duration_of(lambda: job_of(copy_of(source, tmp_path / "first")))
     for kill in range(KILLS):
         path = copy_of(source, tmp_path / str(kill))
-        pid = os.fork()
-        if pid == 0:
-            try:
-                compaction.compact(path, retention=RULE, level=3)
-            finally:
-                os._exit(0)
-        time.sleep(random.Random(kill).uniform(0, 0.15))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        killed_at(random.Random(kill).uniform(0, longest), lambda path=path: job_of(path))  # type: ignore[misc]
         check(path, states, finished=False)
-        compaction.compact(path, retention=RULE, level=3)
+        job_of(path)
         check(path, states, finished=True)
         shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("job_of", [backup, restored], ids=lambda each: each.__name__)
+def test_a_copy_killed_at_random_moments_is_not_there_or_whole(
+    job_of: Callable[[Path], None], template: tuple[Path, States], tmp_path: Path
+) -> None:
+    source, states = template
+    ready = copy_of(source, tmp_path / "ready")
+    backup(ready)
+    copy = tmp_path / "ready.copy"
+
+    def prepared(name: str) -> tuple[Path, Path]:
+        """(what the job is given, where its result stands)"""
+        path = tmp_path / name
+        if job_of is backup:
+            return copy_of(source, path), path.with_name(name + ".copy")
+        shutil.copytree(copy, path.with_name(name + ".copy"))
+        return path, path
+
+    path, _ = prepared("first")
+    longest = duration_of(lambda: job_of(path))
+    for kill in range(KILLS):
+        path, result = prepared(str(kill))
+        killed_at(random.Random(kill).uniform(0, longest), lambda path=path: job_of(path))  # type: ignore[misc]
+        if not result.exists():
+            job_of(path)
+        check_unchanged(result, states)
+        if job_of is backup:
+            check_unchanged(path, states)
+        shutil.rmtree(path)
+        shutil.rmtree(result, ignore_errors=True)
+    assert {each.name for each in tmp_path.iterdir() if "partial" in each.name} == set()
+
+
+def check_unchanged(path: Path, states: States) -> None:
+    """All that there was before any job."""
+    with Store.open(path, background=False) as store:
+        assert store.check() == []
+        for name, known in states.items():
+            for seq, state in known.items():
+                assert store.thread(name).load(at=seq) == state
+
+
+def test_packing_at_close_killed_at_every_system_call(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    states: dict[str, list[int]] = {name: list(range(20)) for name in NAMES}
+
+    def work(path: Path, fault: Fault) -> Callable[[], object]:
+        def run() -> None:
+            files = FaultyFiles()
+            engine_files.set_default_files(files)
+            store = Store.open(path, background=False)
+            for name in NAMES:
+                for n in states[name]:
+                    store.thread(name).commit(Append("history", n))
+            files.arm(fault)
+            store.close()
+            os._exit(9 if files.struck is None else 0)
+
+        return run
+
+    Store.open(source).close()
+    for nth in range(1, 2000):
+        path = copy_of(source, tmp_path / str(nth))
+        status = in_child(work(path, Fault(nth, Kill("after"))))
+        for _ in range(2):
+            with Store.open(path, background=False) as store:
+                assert store.check() == []
+                assert {name: store.thread(name).load()["history"] for name in NAMES} == states
+        shutil.rmtree(path)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 9
+            break
+    assert nth > 10
 
 
 def test_retention_in_use_killed_at_every_system_call(template: tuple[Path, States], tmp_path: Path) -> None:

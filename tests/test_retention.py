@@ -409,7 +409,7 @@ def test_receipts_stay_until_their_decision_is_gone_and_they_are_old(
 # --- what is gone is gone ------------------------------------------------------------------
 
 SECRET = "the-secret-of-thread-77-" + noise(77)
-THREADS = 200
+THREADS = 1000
 
 
 def found_in(directory: Path, needle: str) -> set[str]:

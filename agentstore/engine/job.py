@@ -28,9 +28,14 @@ class JobLock:
             if not files.exists(os.path.join(self._path, FORMAT)):
                 raise StoreNotFound(f"there is no store at {self._path}")
             lock = FileLock(files, os.path.join(self._path, JOB_LOCK))
+            try:
+                free = lock.acquire(wait=False)
+            except OSError:
+                lock.close()
+                raise
         except OSError as error:
             raise typed(error, self._path) from error
-        if not lock.acquire(wait=False):
+        if not free:
             lock.close()
             raise StoreInUse(f"another offline job works on the store {self._path}; wait until it is done")
         self._lock = lock
