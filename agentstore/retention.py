@@ -103,6 +103,8 @@ class Retention:
             version, last, codes, every, age, finished = parts
             if version != records.VERSION:
                 raise ValueError(f"version {version}")
+            if any(code.__class__ is not int or code < 0 for code in codes):
+                raise ValueError("a reason is not a number")
             return cls(
                 last,
                 [records.REASONS[code] for code in codes],

@@ -105,7 +105,7 @@ class Upkeep:
             logger.warning("%s: %s", what, error)
 
     def close(self) -> None:
-        """Pack the rests of what was written. Errors are logged."""
+        """Pack the rests of what was written, and apply retention to what was packed. Errors are logged."""
         with self._lock:
             written = list(self._written)[-CLOSE_THREADS_MAX:]
             self._written.clear()
@@ -123,3 +123,6 @@ class Upkeep:
 
         if swaps:
             self._engine.transact(write)
+        # Not at every close: as with the full packs, a plan of the whole thread is made once for several commits.
+        for _ in pruning.apply(self._engine, None, dict.fromkeys([swap.keys.number for swap in swaps])):
+            pass

@@ -209,6 +209,19 @@ def test_places_that_are_refused(filled: str, tmp_path: Path, option: str) -> No
         assert store.check() == []
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_a_device_or_pipe_is_not_replaced_by_a_file(filled: str, tmp_path: Path, link: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    out = pipe
+    if link:
+        out = tmp_path / "link"
+        out.symlink_to(pipe)
+    status, _, err = run("export", "--sqlite", str(out), filled)
+    assert status == 2 and "no file can take the place of" in err
+    assert pipe.is_fifo()
+
+
 def test_to_a_full_device() -> None:
     command = [sys.executable, "-m", "agentstore.tools.cli", "export"]
     done = subprocess.run([*command, "/nonexistent", "/dev/full"], capture_output=True, text=True, check=False)

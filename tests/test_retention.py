@@ -132,6 +132,12 @@ def test_a_rule_is_read_as_it_was_written_and_damage_is_said() -> None:
                 continue
 
 
+@pytest.mark.parametrize("code", [-1, 99, True, "plan", None])
+def test_a_reason_that_there_is_not_is_damage(code: Any) -> None:
+    with pytest.raises(CorruptionError, match="retention rule is damaged"):
+        Retention.decode(records.pack([records.VERSION, 20, [code], None, None, None]), "t")
+
+
 def test_ages_of_commands() -> None:
     assert retention.age_of("90s") == timedelta(seconds=90) and retention.age_of("2w") == timedelta(days=14)
     for text in ("", "d", "1", "1y", "-1d", "1.5h", "999999999999w"):
@@ -343,6 +349,20 @@ def test_the_background_prunes_while_the_store_is_in_use(tmp_path: Path) -> None
         kept = seqs(thread)
         assert kept[-20:] == list(range(380, 400)) and len(kept) < 20 + 2 * 64
         same_as(thread, states)
+        assert store.check() == []
+
+
+def test_close_prunes_threads_of_programs_that_each_commit_little(tmp_path: Path) -> None:
+    states: dict[int, dict[str, Any]] = {}
+    with Store.open(tmp_path / "store") as store:
+        store.set_retention(Retention(keep_last=5))
+    for run in range(40):
+        with Store.open(tmp_path / "store") as store:
+            states |= grow(store.thread("t"), 3, start=3 * run)
+    with Store.open(tmp_path / "store", background=False) as store:
+        kept = seqs(store.thread("t"))
+        assert kept[-5:] == list(range(115, 120)) and len(kept) < 5 + 2 * packing.REST_MEMBERS_MIN
+        same_as(store.thread("t"), states)
         assert store.check() == []
 
 
