@@ -23,7 +23,9 @@ def _retention(
     if all(each is None for each in (keep_last, keep, keep_every, max_age, finished_after)):
         return None
     if keep_last is None and any(each is not None for each in (keep, keep_every, max_age)):
-        raise typer.BadParameter("--keep, --keep-every and --max-age need --keep-last: without it every checkpoint stays")
+        raise typer.BadParameter(
+            "--keep, --keep-every and --max-age need --keep-last: without it every checkpoint stays"
+        )
     more: dict[str, Any] = {}
     if keep is not None:
         more["keep"] = [reason for reason in keep.split(",") if reason]

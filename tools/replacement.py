@@ -62,7 +62,9 @@ def _check(target: str, path: str, store: str) -> None:
     if os.path.isdir(target):
         raise OutputFailed(f"{printable_path(path)} is a directory; name a file")
     if is_special(target):
-        raise OutputFailed(f"{printable_path(path)} is a device or a pipe, which no file can take the place of; name a file")
+        raise OutputFailed(
+            f"{printable_path(path)} is a device or a pipe, which no file can take the place of; name a file"
+        )
     if target.startswith(os.path.realpath(store).rstrip("/") + "/"):
         raise OutputFailed(f"{printable_path(path)} is inside the store; choose a file elsewhere")
 
