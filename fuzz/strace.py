@@ -1,0 +1,389 @@
+"""Crash states from what strace saw: ``python -m fuzz strace``.
+
+A story is told to a real store by a process under strace, an independent witness of all that it asks of the disk: LMDB's
+calls too, and any that would go past the seam of the engine. From the log every state can be made that a power cut
+may leave: any prefix, of unsynced writes any subset, torn at sectors, names lost. States are drawn, opened by
+the real store, and held to what had been confirmed by then.
+
+strace also makes calls fail, lie or kill, with no change in the code: what is on the disk after that must be right, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agentstore import Set, Store, leases, ledger
+from agentstore.engine.control import BOOT
+from agentstore.engine.files import Files, default_files, set_default_files
+from agentstore.engine.parts import CONTROL
+from agentstore.errors import AgentStoreError, CorruptionError
+from agentstore.testing.bitflips import in_child
+from agentstore.testing.crashsim import _UnsyncedFiles, in_memory
+from agentstore.testing.faults import abandon
+from agentstore.testing.limits import small_limits
+from agentstore.testing.simdisk import SECTOR, Image
+from fuzz.campaign import Case, Counts, Violation
+from fuzz.story import Step, Teller, Told, differences, draw, told
+from fuzz.strace_log import TRACED, Disk, Seen, Watcher, bypasses
+
+FAILING = ("fdatasync", "fsync", "pwrite64", "writev", "rename", "unlink", "ftruncate", "mkdir")
+STATES = 160
+"""Made from one story."""
+TOLD, SEAM = "told", "seam"
+"""Files beside the store: what the story said, and what went through the seam."""
+
+INJECTED_FAILURE = 3
+"""Exit status of a process that met an error of the disk."""
+
+
+# --- the process under strace -----------------------------------------------------------------
+
+
+class Seam(Files):
+    """Real calls, and a count of those that write: what the engine's seam knows of."""
+
+    def __init__(self, root: str) -> None:
+        self.seen: Counter[Seen] = Counter()
+        self._root = root
+        self._paths: dict[int, str] = {}
+
+    def _saw(self, name: str, path: str, offset: int = 0, size: int = 0) -> None:
+        inside = os.path.relpath(path, self._root)
+        if not inside.startswith("../"):
+            self.seen[name, "" if inside == "." else inside, offset, size] += 1
+
+    def open(self, path: str, flags: int) -> int:
+        fd = super().open(path, flags)
+        self._paths[fd] = path
+        if flags & os.O_CREAT:
+            self._saw("open", path)
+        return fd
+
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        super().pwrite(fd, data, offset)
+        self._saw("pwrite", self._paths[fd], offset, len(data))
+
+    def fdatasync(self, fd: int) -> None:
+        super().fdatasync(fd)
+        self._saw("sync", self._paths[fd])
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        self._saw("truncate", self._paths[fd], size)
+
+    def make_directory(self, path: str) -> None:
+        super().make_directory(path)
+        self._saw("mkdir", path)
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self._saw("rename", target)
+
+    def unlink(self, path: str) -> None:
+        super().unlink(path)
+        self._saw("unlink", path)
+
+    def sync_directory(self, path: str) -> None:
+        super().sync_directory(path)
+        self._saw("sync_directory", path)
+
+    def sync_map(self, page: Any) -> None:
+        super().sync_map(page)
+        self._saw("sync_map", os.path.join(self._root, CONTROL))
+
+
+def _certain(seed: int) -> None:
+    """Random numbers that are the same for the same seed, in this process (a fork) from here on."""
+    numbers = random.Random(seed).randbytes
+    os.urandom = ledger.urandom = leases.urandom = numbers  # type: ignore[assignment]  # one may name its argument
+    random._urandom = numbers  # type: ignore[attr-defined]  # what `secrets` uses
+
+
+def _tell(home: str, steps: list[Step], seed: int) -> int:
+    """The life of the process under strace: its exit status."""
+    _certain(seed)
+    root = os.path.join(home, "store")
+    told_fd = os.open(os.path.join(home, TOLD), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(told_fd, 1)
+    control = os.path.join(root, CONTROL)
+
+    def say(line: str) -> None:
+        # The page before the line: what is said was known to the page by then.
+        if os.path.exists(control):
+            with open(control, "rb", buffering=0) as file:
+                os.write(1, f"k {file.read(SECTOR).hex()}\n".encode())
+        os.write(1, f"{line}\n".encode())
+
+    seam = Seam(root)
+    set_default_files(seam)
+    try:
+        with small_limits():
+            teller = Teller(root, say)
+            teller.tell(steps)
+            teller.close()
+    except AgentStoreError as error:
+        say(f"e {type(error).__name__}: {error}")
+        return INJECTED_FAILURE
+    say("end")
+    with open(os.path.join(home, SEAM), "w", encoding="utf-8") as file:
+        json.dump(list(seam.seen.items()), file)
+    return 0
+
+
+def record(home: str, steps: list[Step], seed: int, inject: str | None) -> tuple[Watcher, int]:
+    """Tell a story under strace, at `home`; what strace saw, and the exit status (negative: a signal)."""
+    hear, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(go)
+            os.read(hear, 1)
+            status = _tell(home, steps, seed)
+        finally:
+            os._exit(status)
+    os.close(hear)
+    log = os.path.join(home, "log")
+    command = ["strace", "-f", "-y", "-xx", "-s", "999999", "-e", "signal=none", "-o", log, "-p", str(pid)]
+    command += ["-e", "trace=" + ",".join(TRACED)] + (["-e", f"inject={inject}"] if inject else [])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as strace:
+        assert strace.stderr is not None
+        said = strace.stderr.readline()
+        if b"attached" not in said:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise Untraceable(said.decode().strip())
+        os.close(go)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        strace.stderr.read()
+    watcher = Watcher(os.path.join(home, "store"), os.path.join(home, TOLD))
+    with open(log, encoding="ascii") as file:
+        watcher.watch(file.read())
+    return watcher, status
+
+
+class Untraceable(Exception):
+    """strace could not attach to a process."""
+
+
+# --- what was promised ---------------------------------------------------------------------------
+
+
+@dataclass
+class Promised:
+    """What the story had said by some moment."""
+
+    confirmed: int = -1
+    begun: int = -1
+    called: int = -1
+
+    def hear(self, line: str) -> None:
+        kind, _, rest = line.partition(" ")
+        if kind == "a":
+            self.begun = int(rest)
+        elif kind == "c":
+            self.confirmed = int(rest)
+        elif kind == "x":
+            self.called = int(rest)
+
+
+def examine(root: str, steps: list[Step], states: list[Told], promised: Promised, *, lies: bool) -> str:
+    """Open the store at `root` and hold it to what was promised; what came of it. Raises for what must not."""
+    before = default_files()
+    set_default_files(_UnsyncedFiles())
+    try:
+        store = Store.open(root, background=False)
+    except CorruptionError as error:
+        if lies:
+            return "refused"
+        raise Violation(f"it does not open: {error}") from error
+    try:
+        first = 0 if lies else promised.confirmed + 1
+        called = promised.called > promised.confirmed
+        under_way = steps[promised.begun] if promised.begun > promised.confirmed else None
+        wrong: list[str] = []
+        for there in range(promised.begun + 1, first - 1, -1):
+            begun = under_way if there == promised.begun else None
+            wrong = differences(store, states[there], begun, called=called and begun is not None)
+            if not wrong:
+                break
+        else:
+            raise Violation("; ".join(wrong[:3]))
+        store.thread("after").commit(Set("there", there))
+        abandon(store._engine)
+        store = Store.open(root, background=False)
+        again = store.thread("after")
+        if again.load() != {"there": there}:
+            raise Violation("a commit after the crash is gone after a kill")
+        again.delete()
+        if wrong := differences(store, states[there], under_way if there == promised.begun else None):
+            raise Violation("after a commit and a kill: " + "; ".join(wrong[:3]))
+        if problems := store.check():
+            raise Violation("check: " + "; ".join(problems[:3]))
+        store.close()
+    except CorruptionError as error:
+        if lies:
+            return "refused later"
+        raise Violation(f"damaged: {error}") from error
+    finally:
+        abandon(store._engine)
+        set_default_files(before)
+    if there == promised.begun + 1:
+        return "all there"
+    return "the step under way lost" if there > promised.confirmed else "confirmed steps lost"
+
+
+# --- the campaign ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _Run:
+    """One case under way, in a directory of its own."""
+
+    home: str
+    case: Case
+
+    def __post_init__(self) -> None:
+        self.steps: list[Step] = self.case["steps"]
+        self.inject: str | None = self.case.get("inject")
+        self._lies = bool(self.inject and "retval=0" in self.inject)
+        self._told = list(told(self.steps))
+        self._rng = random.Random(self.case["seed"])
+
+    def run(self, counts: Counts) -> None:
+        watcher, status = record(self.home, self.steps, self.case["seed"], self.inject)
+        self._ended(watcher, status)
+        if self.inject:
+            counts.faults[self.inject.rpartition(":")[0] if watcher.injected else "injections not reached"] += 1
+        found = in_child(lambda: self._states(watcher))
+        for point, came in found[:-1]:
+            if came.startswith("!"):
+                raise Violation(f"{point}: {came[1:]}")
+            counts.faults[f"cut at {point.partition(' ')[0]}"] += 1
+            counts.outcomes[came] += 1
+        if not found or found[-1][0] != "end":
+            raise Violation(f"the process that opened state {len(found)} of the story died")
+
+    def _ended(self, watcher: Watcher, status: int) -> None:
+        """The process ended as it may, and nothing of what it did went past the seam."""
+        if status == 0:
+            with open(os.path.join(self.home, SEAM), encoding="utf-8") as file:
+                seam = Counter({tuple(call): count for call, count in json.load(file)})
+            if wrong := bypasses(watcher, seam):
+                raise Violation("; ".join(wrong[:5]))
+        elif not (watcher.injected and status in (INJECTED_FAILURE, -signal.SIGKILL)):
+            raise Violation(f"the story ended with status {status}")
+
+    def _states(self, watcher: Watcher) -> Iterator[tuple[str, str]]:
+        """Make states and examine them: what each is, and what came of it."""
+        root = os.path.join(self.home, "cut")
+        if self.inject and not self._lies:
+            shutil.copytree(os.path.join(self.home, "store"), root)
+            promised = Promised()
+            for event in watcher.journal:
+                if event.name == "note":
+                    promised.hear(event.data.decode())
+            yield "left behind", self._examine(root, promised)
+        points = self._points(watcher)
+        disk, promised, seen = Disk(), Promised(), set[bytes]()
+        for at, event in enumerate(watcher.journal):
+            disk.apply(event)
+            if event.name == "note":
+                promised.hear(event.data.decode())
+            if at not in points:
+                continue
+            for image in disk.images(points[at], self._rng):
+                digest = image.digest() + repr(promised).encode()
+                if digest in seen:
+                    continue
+                seen.add(digest)
+                self._reboot(image).write_to(root)
+                yield f"{event.name} {at} of {event.path}", self._examine(root, promised)
+        yield "end", ""
+
+    def _points(self, watcher: Watcher) -> dict[int, int]:
+        """Where the power goes, and how many states are made of it. Half of them where something was promised."""
+        journal = watcher.journal
+        promises = [at for at, event in enumerate(journal) if event.data.startswith((b"c ", b"x "))]
+        count = self.case["states"] // 4
+        points = dict.fromkeys(self._rng.sample(promises, min(count // 2, len(promises))), 4)
+        return points | dict.fromkeys(self._rng.sample(range(len(journal)), min(count, len(journal)) - len(points)), 4)
+
+    def _reboot(self, image: Image) -> Image:
+        """A machine that lost its power comes up with another boot id (half of the time: the rest must not need it)."""
+        page = image.files.get(CONTROL, b"")
+        if len(page) < (BOOT + 1) * 8 or self._rng.random() < 0.5:
+            return image
+        other = page[: BOOT * 8] + b"\x01" * 8 + page[(BOOT + 1) * 8 :]
+        return Image(image.directories, image.files | {CONTROL: other})
+
+    def _examine(self, root: str, promised: Promised) -> str:
+        try:
+            with small_limits():
+                return examine(root, self.steps, self._told, promised, lies=self._lies)
+        except Exception as error:
+            return f"!{type(error).__name__}: {error}"
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+class StraceCampaign:
+    """Stories under strace."""
+
+    name = "strace"
+    repeats = True
+
+    def missing(self) -> str | None:
+        """What this machine lacks, or None. Tries it once."""
+        if shutil.which("strace") is None:
+            return "strace is not installed"
+        try:
+            with tempfile.TemporaryDirectory(dir=in_memory(), prefix="agentstore-") as home:
+                record(home, [], 0, None)
+        except Untraceable as error:
+            return str(error)
+        return None
+
+    def cases(self, seed: int) -> Iterator[Case]:
+        """Plain stories, and every third with something injected."""
+        rng = random.Random(seed)
+        for number in range(1 << 62):
+            steps = [["commit", "a", 40, "round"]] * 3 if number == 0 else draw(rng, rng.choice([6, 12, 20, 30]))
+            case: Case = {"seed": rng.randrange(1 << 32), "steps": steps, "states": STATES}
+            yield case | {"inject": _injection(rng)} if number % 3 == 2 else case
+
+    def run(self, case: Case, counts: Counts) -> None:
+        """Tell the story, make the states. Raises Violation."""
+        with tempfile.TemporaryDirectory(dir=in_memory(), prefix="agentstore-") as home:
+            _Run(os.path.realpath(home), case).run(counts)
+
+    def smaller(self, case: Case) -> Iterator[Case]:
+        """With fewer steps."""
+        steps = case["steps"]
+        size = len(steps)
+        while size := size // 2:
+            for at in range(0, len(steps), size):
+                yield case | {"steps": steps[:at] + steps[at + size :]}
+
+
+def _injection(rng: random.Random) -> str:
+    call = rng.choice(FAILING)
+    nth = rng.choice([rng.randint(1, 12), rng.randint(1, 60)])
+    kinds = ["error=EIO", "error=EIO+", "error=ENOSPC", "error=ENOSPC+", "signal=SIGKILL", "signal=SIGKILL"]
+    if call == "fdatasync":
+        kinds += ["retval=0", "retval=0+"]
+    kind = rng.choice(kinds)
+    return f"{call}:{kind.rstrip('+')}:when={nth}{'+' if kind.endswith('+') else ''}"
+
+
+CAMPAIGN = StraceCampaign()
