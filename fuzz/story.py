@@ -91,13 +91,19 @@ class Line:
     opened: bool = False
     forked: bool = False
 
-    def required(self, keep_last: int | None) -> set[int]:
-        """The checkpoints that retention must not take."""
-        everything = set(range(len(self.states)))
-        if keep_last is None:
-            return everything
+    free: set[int] = field(default_factory=set)
+    """Checkpoints that retention may have taken by now: what it let go of once does not come back."""
+
+    @property
+    def required(self) -> set[int]:
+        """The checkpoints that must be there."""
+        return set(range(len(self.states))) - self.free
+
+    def let_go(self, keep_last: int) -> None:
+        """What retention lets go of now is free. It may keep more: we do not say here what is held by what."""
         open_ones = {seq for seq, result in self.effects if result is None}
-        return set(sorted(everything)[-keep_last:]) | self.finals | self.pins | open_ones
+        kept = set(range(len(self.states))[-keep_last:]) | self.finals | self.pins | open_ones
+        self.free |= self.required - kept
 
 
 @dataclass
@@ -158,6 +164,9 @@ class Told:
         elif name in ("reopen", "kill", "compact"):
             for line in self.lines.values():
                 line.decided, line.opened = None, False
+        if self.keep_last is not None:
+            for line in self.lines.values():
+                line.let_go(self.keep_last)
 
     def _append(self, thread: str, number: int, size: int) -> None:
         line = self.lines.setdefault(thread, Line())
@@ -284,17 +293,17 @@ def differences(store: Store, now: Told, begun: Step | None, *, called: bool = F
     if names != sorted(now.lines):
         return [f"the threads are {names}, told were {sorted(now.lines)}"]
     for name in names:
-        found += _of_line(store.thread(name), now.lines[name], now.keep_last)
+        found += _of_line(store.thread(name), now.lines[name])
     rule = store.retention
     if (None if rule is None else rule.keep_last) != now.keep_last:
         found.append(f"the retention is {rule}, told was keep_last={now.keep_last}")
-    return found + _of_once(store, now, begun, called=called)
+    return [*found, *_of_once(store, now, begun, called=called)]
 
 
-def _of_line(thread: Thread, line: Line, keep_last: int | None) -> Iterator[str]:
+def _of_line(thread: Thread, line: Line) -> Iterator[str]:
     there = {each.seq for each in thread.history()}
-    if not line.required(keep_last) <= there or not there <= set(range(len(line.states))):
-        wanted = f"{sorted(line.required(keep_last))} of {len(line.states)}"
+    if not line.required <= there <= set(range(len(line.states))):
+        wanted = f"{sorted(line.required)} of {len(line.states)}"
         yield f"thread {thread.id} has checkpoints {sorted(there)}, told were {wanted}"
         return
     for seq in there:
@@ -307,7 +316,7 @@ def _of_line(thread: Thread, line: Line, keep_last: int | None) -> Iterator[str]
         yield f"thread {thread.id} has pins {thread.pins()}, told were {line.pins}"
     if not line.forked:
         effects = [(view.decision[1], view.result if view.status == "done" else None) for view in thread.effects()]
-        kept = line.required(keep_last)
+        kept = line.required
         wanted_effects = [each for each in line.effects if each[0] in kept]
         if len(set(effects)) != len(effects) or not set(wanted_effects) <= set(effects) <= set(line.effects):
             yield f"thread {thread.id} has effects {effects}, told were {line.effects}"

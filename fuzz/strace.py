@@ -211,14 +211,15 @@ def examine(root: str, steps: list[Step], states: list[Told], promised: Promised
         first = 0 if lies else promised.confirmed + 1
         called = promised.called > promised.confirmed
         under_way = steps[promised.begun] if promised.begun > promised.confirmed else None
-        wrong: list[str] = []
+        everything: list[str] = []
         for there in range(promised.begun + 1, first - 1, -1):
             begun = under_way if there == promised.begun else None
             wrong = differences(store, states[there], begun, called=called and begun is not None)
             if not wrong:
                 break
+            everything.append(f"after {there} steps: " + "; ".join(wrong[:3]))
         else:
-            raise Violation("; ".join(wrong[:3]))
+            raise Violation(", or ".join(everything[:3]))
         store.thread("after").commit(Set("there", there))
         abandon(store._engine)
         store = Store.open(root, background=False)

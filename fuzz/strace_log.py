@@ -27,7 +27,7 @@ TRACED = (
 """Everything that may change what is on a disk, and what tells which file it is."""
 
 _LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>|(\w+)\()(.*)", re.DOTALL)
-_RESULT = re.compile(r"\) += (-?\d+|0x[0-9a-f]+|\?)(.*)$")
+_RESULT = re.compile(r"\) += (0x[0-9a-f]+|-?\d+|\?)(.*)$")
 _UNFINISHED = " <unfinished ...>"
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _FD = re.compile(r"(-?\d+|AT_FDCWD)(?:<((?:\\x[0-9a-f]{2})*)>)?")
