@@ -36,7 +36,17 @@ from fuzz.campaign import Case, Counts, Violation
 from fuzz.story import Step, Teller, Told, differences, draw, told
 from fuzz.strace_log import TRACED, Disk, Seen, Watcher, bypasses
 
-FAILING = ("fdatasync", "fsync", "pwrite64", "writev", "rename", "unlink", "ftruncate", "mkdir")
+FAILING = {
+    "fdatasync": 30,
+    "fsync": 6,
+    "pwrite64": 60,
+    "writev": 8,
+    "rename": 4,
+    "unlink": 8,
+    "ftruncate": 2,
+    "mkdir": 2,
+}
+"""Calls that are made to fail, and about how many of each a story makes."""
 STATES = 160
 """Made from one story."""
 TOLD, SEAM = "told", "seam"
@@ -265,7 +275,8 @@ class _Run:
         watcher, status = record(self.home, self.steps, self.case["seed"], self.inject)
         self._ended(watcher, status)
         if self.inject:
-            counts.faults[self.inject.rpartition(":")[0] if watcher.injected else "injections not reached"] += 1
+            reached = watcher.injected or status == -signal.SIGKILL
+            counts.faults[self.inject.rpartition(":")[0] if reached else "injections not reached"] += 1
         found = in_child(lambda: self._states(watcher))
         for point, came in found[:-1]:
             if came.startswith("!"):
@@ -282,14 +293,15 @@ class _Run:
                 seam = Counter({tuple(call): count for call, count in json.load(file)})
             if wrong := bypasses(watcher, seam):
                 raise Violation("; ".join(wrong[:5]))
-        elif not (watcher.injected and status in (INJECTED_FAILURE, -signal.SIGKILL)):
+        elif status != (-signal.SIGKILL if "SIGKILL" in (self.inject or "") else INJECTED_FAILURE) or not self.inject:
             raise Violation(f"the story ended with status {status}")
 
     def _states(self, watcher: Watcher) -> Iterator[tuple[str, str]]:
         """Make states and examine them: what each is, and what came of it."""
         root = os.path.join(self.home, "cut")
         if self.inject and not self._lies:
-            shutil.copytree(os.path.join(self.home, "store"), root)
+            if os.path.exists(left := os.path.join(self.home, "store")):
+                shutil.copytree(left, root)
             promised = Promised()
             for event in watcher.journal:
                 if event.name == "note":
@@ -378,8 +390,8 @@ class StraceCampaign:
 
 
 def _injection(rng: random.Random) -> str:
-    call = rng.choice(FAILING)
-    nth = rng.choice([rng.randint(1, 12), rng.randint(1, 60)])
+    call = rng.choice(["fdatasync", "pwrite64", *FAILING])
+    nth = rng.randint(1, FAILING[call])
     kinds = ["error=EIO", "error=EIO+", "error=ENOSPC", "error=ENOSPC+", "signal=SIGKILL", "signal=SIGKILL"]
     if call == "fdatasync":
         kinds += ["retval=0", "retval=0+"]
