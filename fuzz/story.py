@@ -327,7 +327,11 @@ def _of_once(store: Store, now: Told, begun: Step | None, *, called: bool) -> It
         with store._engine.read() as snap:
             found = ledger.find(snap, once._slot(name))
         if name in now.once:
-            result = None if found.receipt is None else once._recorded(once._call(store, name, {}, "ask", 60)[0], found.receipt)
+            result = (
+                None
+                if found.receipt is None
+                else once._recorded(once._call(store, name, {}, "ask", 60)[0], found.receipt)
+            )
             if result != f"{RESULT} {now.once[name]}":
                 yield f"the call {name} has the result {result!r}, told was {RESULT} {now.once[name]}"
         elif begun is not None and begun[:2] == ["once", name]:

@@ -21,8 +21,9 @@ from agentstore.engine.parts import CONTROL
 from agentstore.testing.simdisk import ROOT, Event, Image, Platter, _File, is_lock
 
 TRACED = (
-    "open openat creat close write writev pwrite64 pwritev pwritev2 fsync fdatasync msync sync_file_range rename renameat "
-    "renameat2 unlink unlinkat mkdir mkdirat rmdir link linkat ftruncate truncate fallocate copy_file_range mmap lseek"
+    "open openat creat close write writev pwrite64 pwritev pwritev2 fsync fdatasync msync sync_file_range rename "
+    "renameat renameat2 unlink unlinkat mkdir mkdirat rmdir link linkat ftruncate truncate fallocate copy_file_range "
+    "mmap lseek"
 ).split()
 """Everything that may change what is on a disk, and what tells which file it is."""
 
@@ -119,14 +120,17 @@ class Watcher:
         self._names: dict[str, int] = {}
         self._open: dict[int, _Open] = {}
         self._addresses: dict[int, int] = {}
+        self._lies = False
 
     def watch(self, log: str) -> None:
         for call in calls(log):
-            self.injected += call.injected
+            self.injected += call.injected and call.result is not None
             if call.result is None:
                 if call.name in ("fsync", "fdatasync", "msync"):
                     self._sync_begins(call)
-            elif call.result >= 0 and not (call.injected and call.name in ("fsync", "fdatasync")):
+            elif call.result >= 0:
+                # A sync with an injected result was not made: it lies.
+                self._lies = call.injected
                 getattr(self, f"_{call.name}", self._unknown)(call)
 
     def _relative(self, path: str) -> str | None:
@@ -264,15 +268,19 @@ class Watcher:
         opened = self._open.get(call.fd()[0])
         if opened is not None:
             self._saw("sync", opened.path)
-            self.journal.append(Event("sync", opened.path, opened.number))
+            self._durable(Event("sync", opened.path, opened.number))
 
     def _fsync(self, call: Call) -> None:
         path = self._relative(call.fd()[1])
-        if path is not None and (path == ".." or path == ROOT or self._is_directory(path)):
+        if path is not None and (path in ("..", ROOT) or self._is_directory(path)):
             self._saw("sync_directory", path)
-            self.journal.append(Event("sync_directory", path))
+            self._durable(Event("sync_directory", path))
         else:
             self._fdatasync(call)
+
+    def _durable(self, event: Event) -> None:
+        if not self._lies:
+            self.journal.append(event)
 
     def _is_directory(self, path: str) -> bool:
         number = self._names.get(path)
@@ -317,7 +325,6 @@ class Disk(Platter):
             super().apply(event)
 
 
-
 def settle(file: _File, offset: int, size: int) -> None:
     """What is written in this range is safe; what is pending elsewhere stays so."""
     end, kept = offset + size, []
@@ -338,7 +345,10 @@ def settle(file: _File, offset: int, size: int) -> None:
 
 def bypasses(watcher: Watcher, seam: Counter[Seen]) -> list[str]:
     """Calls that went past the seam and are not LMDB's, and calls through the seam that strace did not see."""
-    found = [f"{call} went through the seam {count} times more than it was made" for call, count in (seam - watcher.seen).items()]
+    found = [
+        f"{call} went through the seam {count} times more than it was made"
+        for call, count in (seam - watcher.seen).items()
+    ]
     for (name, path, offset, size), count in (watcher.seen - seam).items():
         lmdb = ".mdb" in os.path.basename(path) and (name in ("open", "pwrite", "sync", "truncate"))
         if not lmdb:
