@@ -37,6 +37,7 @@ STEPS = {
 """How often each is drawn; "intend" and "finish" follow a "decide"."""
 
 THREADS = ("a", "b", "c")
+CALLS = "xyz"
 SIZES = (1, 40, 200, 700, 3000, 9000)
 RESULT = "paid"
 
@@ -56,7 +57,7 @@ def draw(rng: random.Random, count: int) -> list[Step]:
                 if rng.random() < 0.8:
                     steps.append(["finish", thread])
         elif name == "once":
-            steps.append([name, rng.choice("xyz")])
+            steps.append([name, rng.choice(CALLS)])
         elif name == "fork":
             steps.append([name, thread, rng.choice(THREADS)])
         elif name in ("pin", "delete"):
@@ -114,6 +115,8 @@ class Told:
     once: dict[str, int] = field(default_factory=dict)
     """By name the step that called it."""
     keep_last: int | None = None
+    doubtful: set[str] = field(default_factory=set)
+    """Calls that were begun and not finished: their intent may be there, or even their receipt."""
 
     def allows(self, step: Step) -> bool:
         """Whether the step means anything here."""
@@ -128,7 +131,7 @@ class Told:
         if name in ("pin", "delete"):
             return line is not None
         if name == "once":
-            return step[1] not in self.once
+            return step[1] not in self.once and step[1] not in self.doubtful
         return True
 
     def take(self, number: int, step: Step) -> None:
@@ -194,22 +197,24 @@ class Teller:
     def __init__(self, path: str, say: Callable[[str], object]) -> None:
         self._path = path
         self._say = say
-        self._told = Told()
         self._threads: dict[str, Thread] = {}
         self._decisions: dict[str, Checkpoint] = {}
         self._effects: dict[str, Effect] = {}
         self.store = Store.open(path, background=False)
 
-    def tell(self, steps: list[Step], begin: int = 0) -> None:
-        """Take all steps from number `begin` on."""
+    def tell(self, steps: list[Step]) -> None:
+        """Take all steps that mean something where they stand."""
+        now = Told()
         for number, step in enumerate(steps):
-            if not self._told.allows(step):
-                continue
-            if number >= begin:
+            if now.allows(step):
                 self._say(f"a {number}")
-                getattr(self, f"_{step[0]}")(number, *step[1:])
+                self.take(number, step)
                 self._say(f"c {number}")
-            self._told.take(number, step)
+                now.take(number, step)
+
+    def take(self, number: int, step: Step) -> None:
+        """Take one step."""
+        getattr(self, f"_{step[0]}")(number, *step[1:])
 
     def close(self) -> None:
         self.store.close()
@@ -266,18 +271,19 @@ class Teller:
 
     def _reopen(self, number: int) -> None:
         self.store.close()
-        self._again()
+        self.reopen()
 
     def _kill(self, number: int) -> None:
         abandon(self.store._engine)
-        self._again()
+        self.reopen()
 
     def _compact(self, number: int) -> None:
         self.store.close()
         compact(self._path)
-        self._again()
+        self.reopen()
 
-    def _again(self) -> None:
+    def reopen(self) -> None:
+        """Open a store that was closed, or that let go of everything."""
         self._threads.clear()
         self.store = Store.open(self._path, background=False)
 
@@ -323,7 +329,7 @@ def _of_line(thread: Thread, line: Line) -> Iterator[str]:
 
 
 def _of_once(store: Store, now: Told, begun: Step | None, *, called: bool) -> Iterator[str]:
-    for name in "xyz":
+    for name in set(CALLS) - now.doubtful:
         with store._engine.read() as snap:
             found = ledger.find(snap, once._slot(name))
         if name in now.once:
