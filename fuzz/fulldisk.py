@@ -41,6 +41,8 @@ SIZE_MIB = 24
 THIN_MIB, THIN_REAL_MIB, THIN_GROWN_MIB = 96, 24, 120
 ROOMS = (0, 0, 4096, 8192, 20_000, 36_864, 70_000, 140_000, 300_000)
 """Bytes that are left of a full disk: less than a page up to a few segments and lock files."""
+THIN_SLACK = 256 * 1024
+"""For the journal of a thin disk's file system: without room for that it makes itself read-only at once."""
 CHUNK = bytes(64 * 1024)
 LIVES_MAX = 4
 T = TypeVar("T")
@@ -63,20 +65,30 @@ class SmallDisk:
         return os.path.join(self.directory, "ballast")
 
     def fill(self, room: int) -> None:
-        """Leave so many bytes."""
-        left = max(self._free() - room, 0)
-        with open(self._ballast, "wb", buffering=0) as file:
-            try:
-                while left > 0:
-                    left -= file.write(CHUNK[: min(len(CHUNK), left)])
-                os.fsync(file.fileno())
-            except OSError:
-                pass  # it is full
+        """Leave so many bytes: what the file system says is free is not what root may still use."""
+        fd = os.open(self._ballast, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            if self.thin is not None:
+                self._write(fd, max(_free(os.path.dirname(self.thin.image)) - THIN_SLACK - room, 0))
+            else:
+                taken = self._write(fd, 1 << 40)
+                os.ftruncate(fd, max(taken - room, 0))
+            os.fsync(fd)
+        except OSError:
+            pass  # a thin disk had no room for what its file system notes about it
+        finally:
+            os.close(fd)
 
-    def _free(self) -> int:
-        where = self.directory if self.thin is None else os.path.dirname(self.thin.image)
-        status = os.statvfs(where)
-        return status.f_bavail * status.f_frsize
+    def _write(self, fd: int, size: int) -> int:
+        """Write so many bytes, or as many as there is room for; how many."""
+        taken = 0
+        for chunk in (len(CHUNK), 4096):
+            try:
+                while taken + chunk <= size:
+                    taken += os.write(fd, CHUNK[:chunk])
+            except OSError:
+                continue
+        return taken
 
     def free(self) -> None:
         """Give room again. A thin disk: only once nobody uses it."""
@@ -86,6 +98,11 @@ class SmallDisk:
             self.thin.plug()
         if os.path.exists(self._ballast):
             os.unlink(self._ballast)
+
+
+def _free(directory: str) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
 
 
 @contextmanager
@@ -312,16 +329,17 @@ class FullDiskCampaign:
         return None if None in reasons else reasons[0]
 
     def cases(self, seed: int) -> Iterator[Case]:
-        """The disks in turn; each filled at another place."""
+        """The disks in turn; each filled at another place, at first before there is a store."""
         rng = random.Random(seed)
         disks = [disk for disk in DISKS if self._why_not(disk) is None]
-        for disk in itertools.cycle(disks):
+        for number, disk in enumerate(itertools.cycle(disks)):
             steps = draw(rng, rng.choice([8, 16, 30]))
+            early = number < len(disks)
             yield {
                 "disk": disk,
                 "steps": steps,
-                "fill_at": rng.randrange(-1, len(steps)),
-                "room": rng.choice(ROOMS),
+                "fill_at": -1 if early else rng.randrange(-1, len(steps)),
+                "room": 0 if early else rng.choice(ROOMS),
                 "patience": rng.choice([1, 2, 4, 8]),
                 "kill": rng.choice([0, 0, rng.randint(1, 12), rng.randint(1, 40)]),
                 "when": rng.choice(["before", "inside", "after"]),
