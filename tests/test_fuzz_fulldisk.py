@@ -15,7 +15,8 @@ import pytest
 from agentstore.engine import lmdbfile
 from agentstore.engine.files import Files
 from fuzz.campaign import Case, Counts, Violation, drive
-from fuzz.fulldisk import CAMPAIGN, DISKS, small_disk
+from fuzz.fulldisk import CAMPAIGN
+from fuzz.smalldisk import DISKS, small_disk
 from fuzz.story import Step
 
 missing = CAMPAIGN.missing()

@@ -20,8 +20,9 @@ from agentstore.testing.crashsim import in_memory
 from agentstore.testing.simdisk import Event
 from fuzz.campaign import Case, Counts, Violation, drive
 from fuzz.story import Step
-from fuzz.strace import CAMPAIGN, record
+from fuzz.strace import CAMPAIGN
 from fuzz.strace_log import Disk, Watcher, bypasses, calls
+from fuzz.witness import record
 
 missing = CAMPAIGN.missing()
 pytestmark = pytest.mark.skipif(missing is not None, reason=f"no strace here: {missing}")
