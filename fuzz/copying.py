@@ -12,12 +12,16 @@ import random
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError, CorruptionError
 from agentstore.testing.acknowledged import Promise
 from agentstore.testing.workload import Models, faults
+from fuzz.apart import apart, nothing_smaller
+from fuzz.campaign import Case, Counts
 from fuzz.crew import Crew, Wrong, adopt_orphans, fork
 
 PROCS = 2
@@ -140,3 +144,35 @@ def run(copies: int, seed: int) -> Tally:
         raise
     shutil.rmtree(directory)
     return copying.tally
+
+
+class CopyCampaign:
+    """Some copies of a store that is written."""
+
+    name = "copy"
+    repeats = False
+    smaller = staticmethod(nothing_smaller)
+
+    def missing(self) -> str | None:
+        """What this machine lacks, or None."""
+        return None if os.path.isdir("/proc/self") else "there is no /proc, by which processes are seen to be dead"
+
+    def cases(self, seed: int) -> Iterator[Case]:
+        """Groups of copies of a store of their own; what is written meanwhile is not decided by the seed."""
+        rng = random.Random(seed)
+        while True:
+            yield {"copies": 6, "seed": rng.randrange(1 << 32)}
+
+    def run(self, case: Case, counts: Counts) -> None:
+        """Copy, and open each copy. Raises Violation."""
+
+        def copying() -> dict[str, Any]:
+            tally = run(case["copies"], case["seed"])
+            return {"right": tally.right, "refused": tally.refused}
+
+        done = apart(copying)
+        counts.faults["copied while written"] += case["copies"]
+        counts.outcomes.update({"opened as it was": done["right"], "refused as damaged": done["refused"]})
+
+
+CAMPAIGN = CopyCampaign()

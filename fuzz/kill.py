@@ -14,10 +14,14 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.testing.workload import Models
+from fuzz.apart import apart, nothing_smaller
+from fuzz.campaign import Case, Counts
 from fuzz.crew import Crew, Wrong, adopt_orphans, alive, fork
 
 KINDS = {"one": 40, "all": 22, "stopped": 10, "parent": 7, "child": 5, "recovering": 9, "closing": 7}
@@ -195,3 +199,35 @@ def run(kills: int, procs: int, seed: int) -> Tally:
         raise
     shutil.rmtree(directory)
     return killing.tally
+
+
+class KillCampaign:
+    """Some kills of a few writers."""
+
+    name = "kill"
+    repeats = False
+    smaller = staticmethod(nothing_smaller)
+
+    def missing(self) -> str | None:
+        """What this machine lacks, or None."""
+        return None if os.path.isdir("/proc/self") else "there is no /proc, by which processes are seen to be dead"
+
+    def cases(self, seed: int) -> Iterator[Case]:
+        """Groups of kills on a store of their own; as in the command, the moments are not decided by the seed."""
+        rng = random.Random(seed)
+        while True:
+            yield {"kills": 10, "procs": rng.choice([2, 4, 4]), "seed": rng.randrange(1 << 32)}
+
+    def run(self, case: Case, counts: Counts) -> None:
+        """Kill, and check after each kill. Raises Violation."""
+
+        def killing() -> dict[str, Any]:
+            tally = run(case["kills"], case["procs"], case["seed"])
+            return {"kinds": tally.kinds, "killed": tally.killed, "confirmed": tally.confirmed}
+
+        done = apart(killing)
+        counts.faults.update({f"kill {kind}": count for kind, count in done["kinds"].items()})
+        counts.outcomes.update({"processes killed": done["killed"], "commits confirmed": done["confirmed"]})
+
+
+CAMPAIGN = KillCampaign()

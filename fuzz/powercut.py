@@ -14,14 +14,17 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentstore.engine.embedded import EmbeddedEngine
 from agentstore.errors import AgentStoreError
-from agentstore.testing.loopdisk import LoopDisk, write_back_some
+from agentstore.testing.loopdisk import LoopDisk, why_not, write_back_some
 from agentstore.testing.workload import Models
 from agentstore.testing.writers import DISK_ERRORS
+from fuzz.apart import apart, nothing_smaller
+from fuzz.campaign import Case, Counts
 from fuzz.crew import Crew, Wrong, adopt_orphans, fork
 
 CUTS_PER_STORE = 12
@@ -179,3 +182,41 @@ def run(cycles: int, kind: str, seed: int) -> Tally:
         raise
     shutil.rmtree(directory)
     return cuts.tally
+
+
+class PowerCutCampaign:
+    """Some power cuts of a file system."""
+
+    name = "powercut"
+    repeats = False
+    smaller = staticmethod(nothing_smaller)
+
+    def __init__(self, fs: str) -> None:
+        self._fs = fs
+
+    def missing(self) -> str | None:
+        """What this machine lacks, or None. Tries it once."""
+        return why_not(self._fs)
+
+    def cases(self, seed: int) -> Iterator[Case]:
+        """Groups of cuts on a disk of their own; as in the command, the moments are not decided by the seed."""
+        rng = random.Random(seed)
+        while True:
+            yield {"fs": self._fs, "cycles": 8, "seed": rng.randrange(1 << 32)}
+
+    def run(self, case: Case, counts: Counts) -> None:
+        """Cut, and check after each cut. Raises Violation."""
+
+        def cutting() -> dict[str, Any]:
+            tally = run(case["cycles"], case["fs"], case["seed"])
+            more = tally.cuts - tally.cycles
+            return {"kinds": tally.kinds, "more": more, "confirmed": tally.confirmed, "lost": tally.unconfirmed}
+
+        done = apart(cutting)
+        counts.faults.update({f"{case['fs']} cut while {kind}": count for kind, count in done["kinds"].items()})
+        counts.faults[f"{case['fs']} cut during recovery or after a write"] += done["more"]
+        counts.outcomes.update({"commits confirmed": done["confirmed"], "unconfirmed steps lost": done["lost"]})
+
+
+CAMPAIGN = PowerCutCampaign("ext4")
+XFS = PowerCutCampaign("xfs")
