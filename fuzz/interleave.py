@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentstore.engine.embedded import EmbeddedEngine
-from agentstore.testing.crashsim import UnsyncedFiles, in_memory
+from agentstore.testing.crashsim import in_memory
 from agentstore.testing.faults import abandon
 from agentstore.testing.limits import small_limits
 from fuzz.actors import FOR_EVER, Step, heads_in, write
 from fuzz.campaign import Case, Counts, Violation
+from fuzz.points import Unsynced
 from fuzz.programs import PROGRAMS, Program
 from fuzz.schedule import Choice, Schedule, Stretch, Watch
 
@@ -197,7 +198,7 @@ class Place:
 
 def check(path: str, watch: Watch, parts: int) -> None:
     """Hold the store that killed actors left to what they had been promised. Raises Violation."""
-    files = UnsyncedFiles()
+    files = Unsynced()
     writers = parts + 2
     """The actors, who wrote before, and we."""
     engine = EmbeddedEngine.open(path, background=False, files=files)

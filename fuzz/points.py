@@ -71,8 +71,27 @@ POINTS: Final = FINE | {
 """All points, by what is done there next."""
 
 
-class PointFiles(Files):
-    """The real system calls, with a point before each that others can see. Syncs are noted and not made.
+class Unsynced(Files):
+    """The real system calls without the syncs: no power is cut here."""
+
+    def fdatasync(self, fd: int) -> None:
+        pass
+
+    def start_writing(self, fd: int, size: int, offset: int) -> None:
+        pass
+
+    def sync_directory(self, path: str) -> None:
+        pass
+
+    def sync_map(self, page: mmap.mmap) -> None:
+        pass
+
+    def environment(self, path: str, **options: Any) -> Any:
+        return super().environment(path, **{**options, "sync": False, "metasync": False})
+
+
+class PointFiles(Unsynced):
+    """System calls with a point before each that others can see. Syncs are noted and not made.
 
     Points are for the thread that made this object: those of a pool pass them by. `turns` is a directory for locks of our
     own: the writers' lock of LMDB cannot be asked for, so what begins a transaction takes one of these first.
@@ -134,9 +153,6 @@ class PointFiles(Files):
             self.events.append(["gone", self._paths[fd]])
         os.pwrite(fd, bytes(size), 0)
 
-    def start_writing(self, fd: int, size: int, offset: int) -> None:
-        pass
-
     def fdatasync(self, fd: int) -> None:
         if self._end(fd) == SEGMENT:
             self.point("sync segment")
@@ -193,17 +209,13 @@ class PointFiles(Files):
         self.point("map control")
         return super().map(fd, size)
 
-    def sync_map(self, page: mmap.mmap) -> None:
-        pass
-
     def words(self, page: mmap.mmap) -> Any:
         return Words(self, super().words(page))
 
     def environment(self, path: str, **options: Any) -> Any:
         name = ENVIRONMENTS[os.path.basename(path)]
         self.point(f"open {name}")
-        # A transaction is written out and not synced: who runs when does not depend on it.
-        env = super().environment(path, **{**options, "sync": False, "metasync": False})
+        env = super().environment(path, **options)
         turn = os.open(os.path.join(self._turns, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return Environment(self, env, name, turn)
 
