@@ -6,6 +6,7 @@ happened since, and gets the number of points that it may pass. A step is a name
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -221,11 +222,14 @@ def start(actor: Callable[[socket.socket], Actor], before: list[Step], steps: li
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.freeze()  # what the child does not look at is not copied
     pid = os.fork()
+    gc.unfreeze()
     if pid:
         theirs.close()
         return pid, ours
     try:
+        gc.disable()
         ours.close()
         actor(theirs).run(before, steps)
     finally:

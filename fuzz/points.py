@@ -83,6 +83,9 @@ class Unsynced(Files):
     def sync_directory(self, path: str) -> None:
         pass
 
+    def file_system(self, path: str) -> str:
+        return ""  # a page of text to be read at each opening
+
     def sync_map(self, page: mmap.mmap) -> None:
         pass
 
@@ -178,6 +181,8 @@ class PointFiles(Unsynced):
         kinds = {SEGMENT: "segment", SPARE: "spare", FORMAT: "FORMAT", BASE: "base"}
         self.point(f"rename {kinds[self._end(target)]}")
         super().rename(source, target)
+        for fd in [fd for fd, path in self._paths.items() if path == source]:
+            self._paths[fd] = target
 
     def unlink(self, path: str) -> None:
         kinds = {SEGMENT: "segment", BASE: "base", TAIL: "tail"}

@@ -221,7 +221,7 @@ class Schedule:
         self._points += len(made)
         if self._points > POINTS_MAX:
             raise Violation(f"no end after {POINTS_MAX} points")
-        if made or standing.over:
+        if made or standing.state != "blocked":
             self._went_on(actor)
 
     def _went_on(self, actor: int) -> None:
