@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
+import secrets
 import socket
 import sys
 import threading
@@ -97,9 +99,9 @@ class Actor:
     def __init__(self, number: int, actors: int, path: str, turns: str, channel: socket.socket, *, fine: bool) -> None:
         self._number = number
         self._actors = actors
-        self._path = path
+        self._path: Final = path
         self._channel = channel.makefile("rw", encoding="utf-8")
-        self.files = PointFiles(self._at, self._blocked, turns, fine=fine)
+        self.files = PointFiles(number, self._at, self._blocked, turns, fine=fine)
         self._left = FOR_EVER
         self._made: list[str] = []
         self._watched = False
@@ -140,6 +142,9 @@ class Actor:
     def run(self, before: list[Step], steps: list[Step]) -> NoReturn:
         """Take the steps `before` freely, the others as told, and wait for the end."""
         set_default_files(self.files)
+        # Epochs and names of files are random: here the same ones each time. (The process is ours alone.)
+        drawn = random.Random(self._number)
+        secrets.randbits, secrets.token_bytes = drawn.getrandbits, drawn.randbytes
         try:
             self._take(before)
             self._stand("point", "the first step")

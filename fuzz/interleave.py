@@ -14,19 +14,21 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from agentstore.engine.embedded import EmbeddedEngine
+from agentstore.engine.files import default_files, set_default_files
 from agentstore.testing.crashsim import in_memory
 from agentstore.testing.faults import abandon
 from agentstore.testing.limits import small_limits
-from fuzz.actors import FOR_EVER, Step, heads_in, write
-from fuzz.campaign import Case, Counts, Violation
+from fuzz import threadactors
+from fuzz.actors import FOR_EVER, Actor, Step, heads_in, write
+from fuzz.campaign import Campaign, Case, Counts, Violation
 from fuzz.points import Unsynced
 from fuzz.programs import PROGRAMS, Program
 from fuzz.schedule import Choice, Schedule, Stretch, Watch
+from fuzz.threadactors import ThreadActor, small_packs
 
 PREEMPTIONS_MAX = 3
 RANDOM_CHOICES = (4, 12)
@@ -66,7 +68,7 @@ class InterleaveCampaign:
         level = [self._case(program, name, [[actor, FOR_EVER]]) for actor in range(len(program.parts))]
         for preemptions in range(PREEMPTIONS_MAX + 1):
             following: list[Case] = []
-            for case in level:
+            for case in level:  # which grows meanwhile
                 yield case
                 if case["schedule"][-1][-1] == "kill":
                     continue
@@ -75,8 +77,8 @@ class InterleaveCampaign:
                 if mark in seen:
                     continue
                 seen.add(mark)
-                children = list(self._children(case, stretches, deaths=preemptions == 0 and program.deaths))
-                following += children
+                for free, child in self._children(case, stretches, deaths=preemptions == 0 and program.deaths):
+                    (level if free else following).append(child)
             rng.shuffle(following)
             level = following
         while True:
@@ -86,8 +88,8 @@ class InterleaveCampaign:
         # With the program in it: a case plays again when the programs have changed.
         return {"program": name, **program.as_json(), "schedule": schedule, "fine": fine}
 
-    def _children(self, case: Case, stretches: list[Stretch], *, deaths: bool) -> Iterator[Case]:
-        """With one more switch, behind those that were chosen."""
+    def _children(self, case: Case, stretches: list[Stretch], *, deaths: bool) -> Iterator[tuple[bool, Case]]:
+        """With one more switch, behind those that were chosen; free is one where an actor could not go on."""
         before: list[Choice] = []
         fixed = len(case["schedule"]) - 1
         for at, stretch in enumerate(stretches):
@@ -96,9 +98,13 @@ class InterleaveCampaign:
                     here = [*before, [stretch.actor, points]] if points else before
                     if points or at > fixed:
                         for other in stretch.runnable:
-                            yield {**case, "schedule": [*here, [other, FOR_EVER]]}
+                            yield not points, {**case, "schedule": [*here, [other, FOR_EVER]]}
+                            if deaths:
+                                # Dies while the other waits, or is done.
+                                dies = [stretch.actor, 0, "kill"]
+                                yield False, {**case, "schedule": [*here, [other, FOR_EVER], dies]}
                     if deaths:
-                        yield {**case, "schedule": [*before, [stretch.actor, points, "kill"]]}
+                        yield False, {**case, "schedule": [*before, [stretch.actor, points, "kill"]]}
             before = [*before, [stretch.actor, len(stretch.points)]]
 
     def _drawn(self, program: Program, name: str, rng: random.Random) -> Case:
@@ -127,7 +133,7 @@ class InterleaveCampaign:
 
     def run(self, case: Case, counts: Counts) -> None:
         """Run one order. Raises Violation."""
-        with small_limits():
+        with small_limits(), small_packs():
             schedule = self._run(case)
         counts.faults["pre-emptions"] += max(0, len(case["schedule"]) - 1)
         counts.faults["kills"] += sum(len(choice) > 2 for choice in case["schedule"])
@@ -136,7 +142,7 @@ class InterleaveCampaign:
 
     def _stretches(self, case: Case) -> list[Stretch]:
         if self._last[0] != json.dumps(case):
-            with small_limits():
+            with small_limits(), small_packs():
                 self._run(case)
         return self._last[1]
 
@@ -146,10 +152,10 @@ class InterleaveCampaign:
         place = Place(self._root.name, self._left)
         watch = place.lay_out(case)
         parts: list[list[Step]] = case["parts"]
-        schedule = Schedule(place.store, place.turns, case["begin"], parts, watch)
+        schedule = Schedule(KINDS[case["kind"]], place.store, place.turns, case["begin"], parts, watch)
         self._last = json.dumps(case), schedule.stretches
         schedule.run(case["schedule"], fine=case["fine"])
-        check(place.store, watch, len(parts))
+        check(place.store, watch, len(parts), *ENDS[case["kind"]])
         return schedule
 
 
@@ -171,7 +177,7 @@ class Place:
 
     def lay_out(self, case: Case) -> Watch:
         """Put the store there that the program begins with, and nothing else."""
-        key = f"{len(case['parts'])} {json.dumps(case['before'])}"
+        key = f"{case['kind']} {len(case['parts'])} {json.dumps(case['before'])}"
         number = [*self.left, key].index(key)
         kept = os.path.join(self.root, f"left-{number}")
         if key not in self.left:
@@ -179,7 +185,7 @@ class Place:
             watch = Watch()
             setup = len(case["parts"])
             parts: list[list[Step]] = [*([] for _ in range(setup)), case["before"]]
-            Schedule(self.store, self.turns, [], parts, watch).run([[setup, FOR_EVER]])
+            Schedule(KINDS[case["kind"]], self.store, self.turns, [], parts, watch).run([[setup, FOR_EVER]])
             if os.path.exists(self.store):
                 shutil.copytree(self.store, kept)
             self.left[key] = watch
@@ -196,33 +202,41 @@ class Place:
 # --- what must be there ---------------------------------------------------------------------
 
 
-def check(path: str, watch: Watch, parts: int) -> None:
+Look = Callable[[EmbeddedEngine, int], dict[int, int]]
+"""What an open store holds of so many writers: the number of the newest commit of each."""
+
+
+def check(path: str, watch: Watch, parts: int, look: Look, mark: Callable[[EmbeddedEngine, int], None]) -> None:
     """Hold the store that killed actors left to what they had been promised. Raises Violation."""
     files = Unsynced()
+    before = default_files()
     writers = parts + 2
     """The actors, who wrote before, and we."""
-    engine = EmbeddedEngine.open(path, background=False, files=files)
+    set_default_files(files)
+    engine = EmbeddedEngine.open(path, background=False)
     try:
-        there = heads(engine, writers)
+        there = look(engine, writers)
         for writer in range(writers - 1):
             commits = there.get(writer, -1) + 1
             confirmed, begun = watch.confirmed.get(writer, 0), watch.begun.get(writer, 0)
             if not confirmed <= commits <= begun:
                 raise Violation(f"of writer {writer} {commits} commits are there, {confirmed} confirmed, {begun} begun")
-        engine.transact(lambda tx: write(tx, writers - 1, 0, 40))
+        mark(engine, writers - 1)
+        there[writers - 1] = 0
         abandon(engine)
-        engine = EmbeddedEngine.open(path, background=False, files=files)
-        if heads(engine, writers) != {**there, writers - 1: 0}:
+        engine = EmbeddedEngine.open(path, background=False)
+        if look(engine, writers) != there:
             raise Violation("after a commit and a kill the store is another one")
         findings = engine.verify()
         if findings:
             raise Violation(f"verify: {findings[0]}")
         engine.close()
-        engine = EmbeddedEngine.open(path, background=False, files=files)
-        if heads(engine, writers) != {**there, writers - 1: 0}:
+        engine = EmbeddedEngine.open(path, background=False)
+        if look(engine, writers) != there:
             raise Violation("after a close the store is another one")
     finally:
         abandon(engine)
+        set_default_files(before)
 
 
 def heads(engine: EmbeddedEngine, writers: int) -> dict[int, int]:
@@ -230,4 +244,14 @@ def heads(engine: EmbeddedEngine, writers: int) -> dict[int, int]:
         return {writer: number for writer, (number, _) in heads_in(snap, writers).items()}
 
 
-CAMPAIGN: Any = InterleaveCampaign()
+def one_more(engine: EmbeddedEngine, writer: int) -> None:
+    engine.transact(lambda tx: write(tx, writer, 0, 40))
+
+
+KINDS: dict[str, type[Actor]] = {"engine": Actor, "store": ThreadActor}
+ENDS: dict[str, tuple[Look, Callable[[EmbeddedEngine, int], None]]] = {
+    "engine": (heads, one_more),
+    "store": (threadactors.look, threadactors.mark),
+}
+
+CAMPAIGN: Campaign = InterleaveCampaign()

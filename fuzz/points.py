@@ -100,13 +100,18 @@ class PointFiles(Unsynced):
     own: the writers' lock of LMDB cannot be asked for, so what begins a transaction takes one of these first.
     """
 
-    def __init__(self, at: Callable[[str], None], blocked: Callable[[str], None], turns: str, *, fine: bool) -> None:
+    def __init__(
+        self, actor: int, at: Callable[[str], None], blocked: Callable[[str], None], turns: str, *, fine: bool
+    ) -> None:
+        self._actor = actor
         self._at = at
         self.blocked = blocked
         self._turns = turns
         self._fine = fine
         self._thread = threading.get_ident()
         self._paths: dict[int, str] = {}
+        self._alone: set[int] = set()
+        """Descriptors whose lock is held exclusively."""
         self.events: list[list[Any]] = []
         """What happened since somebody emptied this, oldest first."""
 
@@ -158,6 +163,7 @@ class PointFiles(Unsynced):
 
     def fdatasync(self, fd: int) -> None:
         if self._end(fd) == SEGMENT:
+            self.events.append(["syncing", self._actor, self._paths[fd]])
             self.point("sync segment")
             self.events.append(["synced", self._paths[fd]])
 
@@ -201,14 +207,24 @@ class PointFiles(Unsynced):
 
     def lock(self, fd: int, *, shared: bool = False, wait: bool = True) -> bool:
         name = LOCKS[os.path.basename(self._paths[fd])]
+        if fd in self._alone and shared:
+            # The kernel does it in two steps, between which somebody else may have the lock.
+            self.unlock(fd)
         self.point(f"share {name}" if shared else f"lock {name}" if wait else f"try {name}")
         while not (had := super().lock(fd, shared=shared, wait=False)) and wait:
             self.blocked(name)
+        if had and not shared:
+            self._alone.add(fd)
         return had
 
     def unlock(self, fd: int) -> None:
         self.point(f"unlock {LOCKS[os.path.basename(self._paths[fd])]}")
         super().unlock(fd)
+        self._alone.discard(fd)
+
+    def close(self, fd: int) -> None:
+        self._alone.discard(fd)
+        super().close(fd)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         self.point("map control")

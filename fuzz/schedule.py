@@ -32,8 +32,11 @@ class Watch:
 
     applied: int = 0
     """What base holds."""
-    frames: dict[int, tuple[str, bool]] = field(default_factory=dict)
-    """By LSN: the segment's file, and whether it is synced."""
+    frames: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By LSN: the segment's file, and "written", "synced", or "spoiled": its sync may have failed, which the kernel told
+    only to a process that is dead, and counts the pages as clean."""
+    syncing: dict[int, str] = field(default_factory=dict)
+    """By actor: the segment that it syncs next."""
     acknowledged: int = 0
     """The newest LSN that somebody heard of."""
     begun: dict[int, int] = field(default_factory=dict)
@@ -48,14 +51,24 @@ class Watch:
 
     def _frames(self, path: str, lsns: list[int]) -> None:
         for lsn in lsns:
-            there, synced = self.frames.get(lsn, ("", False))
+            there = self.frames.get(lsn)
             # Written again by who found a sync unfinished: the same bytes.
-            self.frames[lsn] = path, synced and there == path
+            self.frames[lsn] = path, "synced" if there == (path, "synced") else "written"
 
     def _synced(self, path: str) -> None:
-        for lsn, (there, _) in list(self.frames.items()):
-            if there == path:
-                self.frames[lsn] = path, True
+        for lsn, there in list(self.frames.items()):
+            if there == (path, "written"):
+                self.frames[lsn] = path, "synced"
+
+    def _syncing(self, actor: int, path: str) -> None:
+        self.syncing[actor] = path
+
+    def die(self, actor: int, where: str) -> None:
+        """An actor is killed at a point. Of a sync that it was in nobody knows how it ended."""
+        path = self.syncing.get(actor)
+        for lsn, there in list(self.frames.items()):
+            if where == "sync segment" and there == (path, "written"):
+                self.frames[lsn] = path, "spoiled"
 
     def _gone(self, path: str) -> None:
         for lsn, (there, _) in list(self.frames.items()):
@@ -66,7 +79,7 @@ class Watch:
 
     def _applied(self, lsn: int) -> None:
         for each in range(self.applied + 1, lsn + 1):
-            if not self.frames.get(each, ("", False))[1]:
+            if self.frames.get(each, ("", "written"))[1] == "written":
                 raise Violation(f"LSN {each} is in base and was never synced")
         if lsn < self.applied:
             raise Violation(f"base went back from LSN {self.applied} to {lsn}")
@@ -81,7 +94,7 @@ class Watch:
         self.confirmed[actor] = commits
 
     def _heard(self, lsn: int, what: str) -> None:
-        if lsn > self.applied and not self.frames.get(lsn, ("", False))[1]:
+        if lsn > self.applied and self.frames.get(lsn, ("", ""))[1] != "synced":
             raise Violation(f"LSN {lsn} was told to {what} and is on no disk")
         self.acknowledged = max(self.acknowledged, lsn)
 
@@ -148,7 +161,10 @@ class Stretch:
 class Schedule:
     """Runs a program once. `stretches` is what came of it."""
 
-    def __init__(self, path: str, turns: str, before: list[Step], parts: list[list[Step]], watch: Watch) -> None:
+    def __init__(
+        self, kind: type[Actor], path: str, turns: str, before: list[Step], parts: list[list[Step]], watch: Watch
+    ) -> None:
+        self._kind = kind
         self._args = path, turns
         self._before = before
         self._parts = parts
@@ -175,7 +191,7 @@ class Schedule:
         def actor(channel: socket.socket) -> Actor:
             for each in self._standing:
                 each.channel.close()
-            return Actor(number, len(self._parts) + 2, path, turns, channel, fine=fine)
+            return self._kind(number, len(self._parts) + 2, path, turns, channel, fine=fine)
 
         pid, channel = start(actor, self._before, steps)
         channel.settimeout(HANG_S)
@@ -207,6 +223,7 @@ class Schedule:
         if self._can_run(actor) and points:
             self._go(actor, points, chosen=True)
         if kill and not self._standing[actor].over:
+            self.watch.die(actor, self._standing[actor].where)
             self._standing[actor].end()
             self._went_on(actor)
 
