@@ -58,7 +58,7 @@ class Control:
         except BaseException:
             files.close(self._fd)
             raise
-        self.words = memoryview(self._page).cast("Q")
+        self.words = files.words(self._page)
         assert len(self.words) == _WORDS
 
     def publish(self, generation: int) -> None:

@@ -2,7 +2,9 @@
 
 Every system call of the engine goes through a `Files` object (LMDB's own calls
 excepted), so that a test can stand in for the disk: fail the n-th call, cut the power,
-tear a write. Nothing here knows what the bytes mean.
+tear a write. What processes share beside files (LMDB's environments, words of shared memory,
+a wait for another process) is handed out here too, so that a test can say who runs when.
+Nothing here knows what the bytes mean.
 """
 
 from __future__ import annotations
@@ -11,9 +13,14 @@ import errno
 import fcntl
 import mmap
 import os
+import random
 import stat
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
+
+import lmdb
 
 from agentstore.errors import DiskFull, OutOfResources, StorePermissionError, UnsupportedPlatform
 
@@ -237,6 +244,18 @@ class Files:
 
     def sync_map(self, page: mmap.mmap) -> None:
         page.flush()
+
+    def words(self, page: mmap.mmap) -> Any:
+        """The aligned 64-bit words of a mapped page, each read and written whole; to be released before the page."""
+        return memoryview(page).cast("Q")
+
+    def environment(self, path: str, **options: Any) -> Any:
+        """An open LMDB environment. `lmdb.Error`."""
+        return lmdb.open(path, **options)
+
+    def pause(self, shortest_s: float, longest_s: float) -> None:
+        """Wait for another process, which does not say when it is done."""
+        time.sleep(random.uniform(shortest_s, longest_s))
 
 
 _default = Files()

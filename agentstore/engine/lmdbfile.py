@@ -51,7 +51,7 @@ def open_environment(
     """An LMDB environment for `path`. `frozen`: the file system is read-only, nobody can write."""
     if not frozen:
         prepare_lock_file(files, path)
-    return lmdb.open(
+    return files.environment(
         path,
         map_size=map_bytes,
         subdir=False,

@@ -10,9 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import secrets
-import time
 from typing import NamedTuple
 
 import lmdb
@@ -94,7 +92,7 @@ class Opening:
                 opened = self._try(fd)
                 if opened is not None:
                     return opened
-                time.sleep(random.uniform(*JOIN_WAIT_S))
+                self._files.pause(*JOIN_WAIT_S)
         except OSError as error:
             self._files.close(fd)
             raise typed(error, self._path) from error
