@@ -1,4 +1,4 @@
-"""An actor: a process that takes the steps of its part of a program, and stands still at a point until it is told to go.
+"""An actor: a process that takes the steps of its part of a program, and stands still at points until told to go.
 
 It is forked by whoever says who runs, and talks with that over a socket: it says where it stands (`State`) and what
 happened since, and gets the number of points that it may pass. A step is a name of a method here and its arguments.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
-import secrets
 import socket
 import sys
 import threading
@@ -25,6 +23,7 @@ from agentstore.engine.keys import encode
 from agentstore.engine.writer import Request
 from agentstore.testing.faults import abandon
 from fuzz.points import PointFiles
+from fuzz.story import certain
 
 Step = list[Any]
 State = str
@@ -142,14 +141,13 @@ class Actor:
     def run(self, before: list[Step], steps: list[Step]) -> NoReturn:
         """Take the steps `before` freely, the others as told, and wait for the end."""
         set_default_files(self.files)
-        # Epochs and names of files are random: here the same ones each time. (The process is ours alone.)
-        drawn = random.Random(self._number)
-        secrets.randbits, secrets.token_bytes = drawn.getrandbits, drawn.randbytes
         try:
-            self._take(before)
-            self._stand("point", "the first step")
-            self._watched = True
-            self._take(steps)
+            # Epochs and names of files are random: here the same ones each time.
+            with certain(self._number):
+                self._take(before)
+                self._stand("point", "the first step")
+                self._watched = True
+                self._take(steps)
         except BaseException as error:
             self._watched = False
             trace = "" if isinstance(error, AssertionError) else " in " + traceback.format_exc(limit=-3)

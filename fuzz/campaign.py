@@ -38,12 +38,14 @@ class Counts:
     """By class of fault: how many were injected."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """By outcome: how many cases, states or schedules ended in it."""
+    moments: Counter[str] = field(default_factory=Counter)
+    """Of crashes, where all states of a moment can be made: how many had all of theirs made, how many some."""
 
     def __str__(self) -> str:
         return "; ".join(f"{name}: {listed(each)}" for name, each in self._named() if each) or "nothing"
 
     def _named(self) -> list[tuple[str, Counter[str]]]:
-        return [("faults", self.faults), ("outcomes", self.outcomes)]
+        return [("faults", self.faults), ("moments", self.moments), ("outcomes", self.outcomes)]
 
     def as_json(self) -> dict[str, Any]:
         return {"cases": self.cases, **{name: dict(sorted(each.items())) for name, each in self._named()}}

@@ -1,10 +1,12 @@
 """The points between which processes of one store may be interleaved: all that one of them does and another can see.
 
 `POINTS` is the one list of them. `PointFiles` stands in for the engine's system calls (`agentstore.engine.files`) and
-calls `at` just before each; nothing else in the product knows of them, so they cost nothing where they are not used. What
-would block asks first and calls `blocked` as long as it is refused, so that whoever says who runs is never waited for.
+calls `at` just before each; nothing else in the product knows of them, so they cost nothing where they are not used.
+What would block asks first and calls `blocked` as long as it is refused, so that whoever says who runs is never waited
+for.
 
-`PointFiles.events` is what a watcher has to know: which frames were written, synced and overwritten, and what base holds.
+`PointFiles.events` is what a watcher has to know: which frames were written, synced and overwritten, and what base
+holds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, Final
 from agentstore.engine import control
 from agentstore.engine.base import META_KEY, Base
 from agentstore.engine.files import Files
-from agentstore.engine.parts import BASE, BASE_NEW, CONTROL, FOLD_LOCK, FORMAT, JOB_LOCK, LOCK, SYNC_LOCK, TAIL, WAL
+from agentstore.engine.parts import BASE, BASE_NEW, FOLD_LOCK, FORMAT, JOB_LOCK, LOCK, SYNC_LOCK, TAIL, WAL
 from agentstore.engine.segment import FRAME, FRAME_BYTES, FRAMES_AT
 from agentstore.engine.segments import MAKING, SEGMENT, SPARE
 
@@ -96,8 +98,8 @@ class Unsynced(Files):
 class PointFiles(Unsynced):
     """System calls with a point before each that others can see. Syncs are noted and not made.
 
-    Points are for the thread that made this object: those of a pool pass them by. `turns` is a directory for locks of our
-    own: the writers' lock of LMDB cannot be asked for, so what begins a transaction takes one of these first.
+    Points are for the thread that made this object: those of a pool pass them by. `turns` is a directory for locks of
+    our own: the writers' lock of LMDB cannot be asked for, so what begins a transaction takes one of these first.
     """
 
     def __init__(

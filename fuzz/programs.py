@@ -58,9 +58,7 @@ PROGRAMS: Final = {
     "two folds": Program([[SMALL, FOLD, SMALL], [SMALL, FOLD]]),
     "reader": Program([[SMALL, LARGE], [READ], [FOLD]], begin=[OPEN, SMALL]),
     "reuse": Program([[LARGE, FOLD, LARGE, LARGE], [LARGE, LARGE, READ]], before=[OPEN, LARGE, LARGE, LARGE]),
-    "stale list": Program(
-        [[LOOK, MEET, MEET, LARGE], [LARGE, MEET, FOLD, LARGE, LARGE, LARGE, MEET]], before=KILLED
-    ),
+    "stale list": Program([[LOOK, MEET, MEET, LARGE], [LARGE, MEET, FOLD, LARGE, LARGE, LARGE, MEET]], before=KILLED),
     "spare": Program([[["prepare"], SMALL], [LARGE, LARGE, LARGE]]),
     "verify": Program([[LARGE, FOLD, LARGE], [["verify"], ["verify"]]], before=[OPEN, LARGE, LARGE, LARGE]),
     "create": Program([[OPEN, SMALL], [OPEN, SMALL, CLOSE]], before=[], begin=[], deaths=True),
@@ -80,7 +78,9 @@ PROGRAMS: Final = {
     "retention and packs": store([[["pack"], APPEND], [["prune"], LOAD]], appended=6),
     "offline job": store(
         [[OPEN_STORE, APPEND, ["close_store"], ["compact"]], [["compact"], OPEN_STORE, APPEND]],
-        appended=6, begin=[], deaths=True,
+        appended=6,
+        begin=[],
+        deaths=True,
     ),
     "writers and a folder": Program([[SMALL, LARGE], [LARGE, SMALL], [FOLD, READ]], before=KILLED),
 }

@@ -33,8 +33,8 @@ class Watch:
     applied: int = 0
     """What base holds."""
     frames: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """By LSN: the segment's file, and "written", "synced", or "spoiled": its sync may have failed, which the kernel told
-    only to a process that is dead, and counts the pages as clean."""
+    """By LSN: the segment's file, and "written", "synced", or "spoiled": its sync may have failed, which the kernel
+    told only to a process that is dead, and counts the pages as clean."""
     syncing: dict[int, str] = field(default_factory=dict)
     """By actor: the segment that it syncs next."""
     acknowledged: int = 0
@@ -65,7 +65,7 @@ class Watch:
 
     def die(self, actor: int, where: str) -> None:
         """An actor is killed at a point. Of a sync that it was in nobody knows how it ended."""
-        path = self.syncing.get(actor)
+        path = self.syncing.get(actor, "")
         for lsn, there in list(self.frames.items()):
             if where == "sync segment" and there == (path, "written"):
                 self.frames[lsn] = path, "spoiled"
@@ -75,7 +75,7 @@ class Watch:
             if there == path:
                 del self.frames[lsn]
                 if self.applied < lsn <= self.acknowledged:
-                    raise Violation(f"LSN {lsn} was confirmed, base ends at {self.applied}, and its segment is given up")
+                    raise Violation(f"LSN {lsn} was confirmed, base ends at {self.applied}, its segment is given up")
 
     def _applied(self, lsn: int) -> None:
         for each in range(self.applied + 1, lsn + 1):
@@ -108,7 +108,7 @@ class Watch:
             self.confirmed[int(writer)] = max(self.confirmed.get(int(writer), 0), number + 1)
         for each, commits in self.reading[actor].items():
             if heads.get(str(each), [-1])[0] + 1 < commits:
-                raise Violation(f"actor {actor} does not read commit {commits - 1} of actor {each}, which was confirmed")
+                raise Violation(f"actor {actor} does not read the confirmed commit {commits - 1} of actor {each}")
 
 
 @dataclass

@@ -8,12 +8,14 @@ confirmed and the last begun. `differences` compares the two.
 from __future__ import annotations
 
 import copy
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentstore import Append, Checkpoint, Effect, Retention, Set, Store, Thread, ledger, once
+from agentstore import Append, Checkpoint, Effect, Retention, Set, Store, Thread, leases, ledger, once
 from agentstore.compaction import compact
 from agentstore.testing.faults import abandon
 
@@ -67,6 +69,16 @@ def draw(rng: random.Random, count: int) -> list[Step]:
         else:
             steps.append([name])
     return steps
+
+
+def fewer_steps(steps: list[Step]) -> Iterator[list[Step]]:
+    """The story with a part left out: halves first, single steps last."""
+    size = len(steps)
+    while size := size // 2:
+        for at in range(0, len(steps), size):
+            yield steps[:at] + steps[at + size :]
+    if len(steps) == 1:
+        yield []
 
 
 def text_of(number: int, size: int) -> str:
@@ -286,6 +298,21 @@ class Teller:
         """Open a store that was closed, or that let go of everything."""
         self._threads.clear()
         self.store = Store.open(self._path, background=False)
+
+
+@contextmanager
+def certain(seed: int) -> Iterator[None]:
+    """Random numbers of this process are the same for the same seed, so that the same story writes the same."""
+    numbers = random.Random(seed).randbytes
+    places = [(os, "urandom"), (ledger, "urandom"), (leases, "urandom"), (random, "_urandom")]
+    before = [getattr(module, name) for module, name in places]
+    for module, name in places:
+        setattr(module, name, numbers)
+    try:
+        yield
+    finally:
+        for (module, name), real in zip(places, before, strict=True):
+            setattr(module, name, real)
 
 
 # --- comparing ------------------------------------------------------------------------------

@@ -21,18 +21,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentstore import Set, Store
 from agentstore.engine.control import BOOT
-from agentstore.engine.files import default_files, set_default_files
 from agentstore.engine.parts import CONTROL
-from agentstore.errors import CorruptionError
 from agentstore.testing.bitflips import in_child
-from agentstore.testing.crashsim import _UnsyncedFiles, in_memory
-from agentstore.testing.faults import abandon
+from agentstore.testing.crashsim import in_memory
 from agentstore.testing.limits import small_limits
 from agentstore.testing.simdisk import Image
 from fuzz.campaign import Case, Counts, Violation
-from fuzz.story import Step, Told, differences, draw, told
+from fuzz.promise import Promised, examine
+from fuzz.story import Step, draw, fewer_steps, told
 from fuzz.strace_log import Disk, Watcher, bypasses
 from fuzz.witness import INJECTED_FAILURE, SEAM, Untraceable, record
 
@@ -49,77 +46,6 @@ FAILING = {
 """Calls that are made to fail, and about how many of each a story makes."""
 STATES = 160
 """Made from one story."""
-
-
-# --- what was promised ---------------------------------------------------------------------------
-
-
-@dataclass
-class Promised:
-    """What the story had said by some moment."""
-
-    confirmed: int = -1
-    begun: int = -1
-    called: int = -1
-
-    def hear(self, line: str) -> None:
-        kind, _, rest = line.partition(" ")
-        if kind == "a":
-            self.begun = int(rest)
-        elif kind == "c":
-            self.confirmed = int(rest)
-        elif kind == "x":
-            self.called = int(rest)
-
-
-def examine(root: str, steps: list[Step], states: list[Told], promised: Promised, *, lies: bool) -> str:
-    """Open the store at `root` and hold it to what was promised; what came of it. Raises for what must not."""
-    before = default_files()
-    set_default_files(_UnsyncedFiles())
-    try:
-        store = Store.open(root, background=False)
-    except CorruptionError as error:
-        if lies:
-            return "refused"
-        raise Violation(f"it does not open: {error}") from error
-    try:
-        first = 0 if lies else promised.confirmed + 1
-        called = promised.called > promised.confirmed
-        under_way = steps[promised.begun] if promised.begun > promised.confirmed else None
-        everything: list[str] = []
-        for there in range(promised.begun + 1, first - 1, -1):
-            begun = under_way if there == promised.begun else None
-            wrong = differences(store, states[there], begun, called=called and begun is not None)
-            if not wrong:
-                break
-            everything.append(f"after {there} steps: " + "; ".join(wrong[:3]))
-        else:
-            raise Violation(", or ".join(everything[:3]))
-        store.thread("after").commit(Set("there", there))
-        abandon(store._engine)
-        store = Store.open(root, background=False)
-        again = store.thread("after")
-        if again.load() != {"there": there}:
-            raise Violation("a commit after the crash is gone after a kill")
-        again.delete()
-        if wrong := differences(store, states[there], under_way if there == promised.begun else None):
-            raise Violation("after a commit and a kill: " + "; ".join(wrong[:3]))
-        if problems := store.check():
-            raise Violation("check: " + "; ".join(problems[:3]))
-        store.close()
-    except CorruptionError as error:
-        if lies:
-            return "refused later"
-        raise Violation(f"damaged: {error}") from error
-    finally:
-        abandon(store._engine)
-        set_default_files(before)
-    if there == promised.begun + 1:
-        return "all there"
-    return "the step under way lost" if there > promised.confirmed else "confirmed steps lost"
-
-
-# --- the campaign ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -249,11 +175,8 @@ class StraceCampaign:
 
     def smaller(self, case: Case) -> Iterator[Case]:
         """With fewer steps."""
-        steps = case["steps"]
-        size = len(steps)
-        while size := size // 2:
-            for at in range(0, len(steps), size):
-                yield case | {"steps": steps[:at] + steps[at + size :]}
+        for steps in fewer_steps(case["steps"]):
+            yield case | {"steps": steps}
 
 
 def _injection(rng: random.Random) -> str:

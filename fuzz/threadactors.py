@@ -170,4 +170,3 @@ def mark(engine: EmbeddedEngine, writer: int) -> None:
     thread = Store(engine).thread(THREAD)
     history_of(thread)
     thread.commit(Append("history", [writer, 0, 0]))
-

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 from collections import Counter
 from typing import Any
 
-from agentstore import leases, ledger
 from agentstore.engine.files import Files, set_default_files
 from agentstore.engine.parts import CONTROL
 from agentstore.errors import AgentStoreError
 from agentstore.testing.limits import small_limits
 from agentstore.testing.simdisk import SECTOR
-from fuzz.story import Step, Teller
+from fuzz.story import Step, Teller, certain
 from fuzz.strace_log import TRACED, Seen, Watcher
 
 TOLD, SEAM = "told", "seam"
@@ -79,16 +77,8 @@ class Seam(Files):
         self._saw("sync_map", os.path.join(self._root, CONTROL))
 
 
-def _certain(seed: int) -> None:
-    """Random numbers that are the same for the same seed, in this process (a fork) from here on."""
-    numbers = random.Random(seed).randbytes
-    for module, name in ((os, "urandom"), (ledger, "urandom"), (leases, "urandom"), (random, "_urandom")):
-        setattr(module, name, numbers)
-
-
 def _tell(home: str, steps: list[Step], seed: int) -> int:
     """The life of the process under strace: its exit status."""
-    _certain(seed)
     root = os.path.join(home, "store")
     told_fd = os.open(os.path.join(home, TOLD), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(told_fd, 1)
@@ -104,7 +94,7 @@ def _tell(home: str, steps: list[Step], seed: int) -> int:
     seam = Seam(root)
     set_default_files(seam)
     try:
-        with small_limits():
+        with small_limits(), certain(seed):
             teller = Teller(root, say)
             teller.tell(steps)
             teller.close()

@@ -302,7 +302,7 @@ class Simulation:
         return there
 
     def _opened(self, root: str, sizes: list[int], confirmed: int) -> int:
-        engine = EmbeddedEngine.open(root, background=False, files=_UnsyncedFiles())
+        engine = EmbeddedEngine.open(root, background=False, files=UnsyncedFiles())
         try:
             found = contents(engine)
             for there in range(len(sizes), confirmed - 1, -1):
@@ -314,14 +314,14 @@ class Simulation:
             engine.transact(lambda tx: tx.put(MARK, b"1"))
             state[MARK] = b"1"
             abandon(engine)
-            engine = EmbeddedEngine.open(root, background=False, files=_UnsyncedFiles())
+            engine = EmbeddedEngine.open(root, background=False, files=UnsyncedFiles())
             _same(engine, state)
             findings = engine.verify()
             if findings:
                 raise Lost(f"verify: {findings}")
             engine.close()
             if self.rng.random() < THIRD_OPEN:
-                engine = EmbeddedEngine.open(root, background=False, files=_UnsyncedFiles())
+                engine = EmbeddedEngine.open(root, background=False, files=UnsyncedFiles())
                 _same(engine, state)
         finally:
             abandon(engine)
@@ -344,7 +344,7 @@ def _same(engine: EmbeddedEngine, state: State) -> None:
         raise Lost(f"after another open the store holds {sorted(found)} instead of {sorted(state)}")
 
 
-class _UnsyncedFiles(Files):
+class UnsyncedFiles(Files):
     """Real files without the syncs: what is only looked at needs none."""
 
     def fdatasync(self, fd: int) -> None:
