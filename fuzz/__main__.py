@@ -1,20 +1,29 @@
-"""``python -m fuzz kill``, ``powercut`` and ``copy``: exit status 0 only if every promise was kept."""
+"""``python -m fuzz NAME --seconds S --seed N``: exit status 0 only if every promise was kept.
+
+It ends with 1 where one was not: the smallest case found is then in a file that ``python -m fuzz repro FILE`` plays
+again. It ends with 77 where the machine cannot do it.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
 import time
-from collections import Counter
 from typing import Annotated
 
 import typer
 
+from fuzz.campaign import listed
 from fuzz.crew import Wrong
+from fuzz.driving import CAMPAIGNS, MISSING, drive_named, play_again
 
 app = typer.Typer(add_completion=False, help=__doc__, no_args_is_help=True)
 
 SeedOption = Annotated[int, typer.Option(help="What is drawn (not when it hits) is the same for the same seed.")]
+SecondsOption = Annotated[float, typer.Option(help="How long.")]
+InsteadOption = Annotated[float | None, typer.Option("--seconds", help="How long, in place of how many.")]
+CasesOption = Annotated[int | None, typer.Option(help="At most so many cases.")]
+OutOption = Annotated[str, typer.Option(help="The directory for the file of a case that failed.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the summary.")]
 
 
@@ -24,19 +33,18 @@ def spread(seconds: list[float]) -> str:
     return f"{len(seconds)}, median {statistics.median(seconds) * 1e3:.0f} ms, longest {max(seconds) * 1e3:.0f} ms"
 
 
-def listed(kinds: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-
-
 @app.command()
 def kill(
     kills: Annotated[int, typer.Option(help="How many kills.")] = 200,
     procs: Annotated[int, typer.Option(help="Processes that write.")] = 4,
     seed: SeedOption = 1,
     reopen_s: Annotated[float, typer.Option(help="The longest that a reopen after a kill may take, in seconds.")] = 1.0,
+    seconds: InsteadOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Kill writers at random moments; after each kill everything acknowledged must be there, and nothing else."""
+    if seconds is not None:
+        raise typer.Exit(drive_named("kill", seed, seconds, None, out=".", as_json=as_json))
     from fuzz.kill import run
 
     begun = time.monotonic()
@@ -81,6 +89,7 @@ def powercut(
     cycles: Annotated[int, typer.Option(help="How many power cuts (cuts during recovery not counted).")] = 100,
     seed: SeedOption = 1,
     fs: Annotated[str, typer.Option(help="ext4 or xfs.")] = "ext4",
+    seconds: InsteadOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cut the power of a real file system at random; everything acknowledged must be there, and nothing else."""
@@ -90,10 +99,14 @@ def powercut(
     if fs not in MKFS:
         typer.echo(f"--fs is one of {', '.join(MKFS)}", err=True)
         raise typer.Exit(2)
+    if seconds is not None:
+        raise typer.Exit(
+            drive_named("powercut" if fs == "ext4" else f"powercut-{fs}", seed, seconds, None, out=".", as_json=as_json)
+        )
     missing = why_not(fs)
     if missing:
         typer.echo(f"skipped: {missing}", err=True)
-        raise typer.Exit(77)
+        raise typer.Exit(MISSING)
     begun = time.monotonic()
     try:
         tally = run(cycles, fs, seed)
@@ -131,9 +144,12 @@ def powercut(
 def copy(
     copies: Annotated[int, typer.Option(help="How many copies.")] = 100,
     seed: SeedOption = 1,
+    seconds: InsteadOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a store while it is written; a copy must open as what the store was, or be refused as damaged."""
+    if seconds is not None:
+        raise typer.Exit(drive_named("copy", seed, seconds, None, out=".", as_json=as_json))
     from fuzz.copying import run
 
     begun = time.monotonic()
@@ -161,6 +177,47 @@ def copy(
             f"{tally.copies} copies of {tally.stores} stores that were written meanwhile: {tally.right} opened as "
             f"the store was, {tally.refused} were refused as damaged, none opened as anything else; {seconds:.0f} s"
         )
+
+
+def _register(name: str, about: str) -> None:
+    @app.command(name, help=about)
+    def command(
+        seconds: SecondsOption = 60.0,
+        cases: CasesOption = None,
+        seed: SeedOption = 1,
+        out: OutOption = ".",
+        as_json: JsonOption = False,
+    ) -> None:
+        raise typer.Exit(drive_named(name, seed, seconds, cases, out=out, as_json=as_json))
+
+
+_register("disk", "Stories on a simulated disk: power cuts, torn and lost writes, failing calls, lying syncs.")
+_register("states", "Every crash state of every story of one and two steps at each phase of a store's life.")
+_register("strace", "Crash states made from what strace saw of a real process; calls that fail, lie and kill.")
+_register("fulldisk", "Stories on a file system that is really full.")
+_register("interleave", "Orders of short programs of several processes, and kills at every point of them.")
+
+
+@app.command("all")
+def everything(
+    seconds: Annotated[float, typer.Option(help="How long, each.")] = 60.0,
+    seed: SeedOption = 1,
+    out: OutOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """Each of them in turn; those that the machine cannot do are skipped."""
+    ends = [drive_named(name, seed, seconds, None, out=out, as_json=as_json) for name in CAMPAIGNS]
+    raise typer.Exit(max((end for end in ends if end != MISSING), default=MISSING))
+
+
+@app.command()
+def repro(file: Annotated[str, typer.Argument(help="What a campaign that failed wrote.")]) -> None:
+    """Run the case again that failed: exit status 1 if it fails again."""
+    try:
+        raise typer.Exit(play_again(file))
+    except (OSError, ValueError, KeyError) as error:
+        typer.echo(f"{file}: {error}", err=True)
+        raise typer.Exit(2) from error
 
 
 if __name__ == "__main__":

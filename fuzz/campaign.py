@@ -42,13 +42,14 @@ class Counts:
     """Of crashes, where all states of a moment can be made: how many had all of theirs made, how many some."""
 
     def __str__(self) -> str:
-        return "; ".join(f"{name}: {listed(each)}" for name, each in self._named() if each) or "nothing"
+        return "; ".join(f"{name}: {listed(each)}" for name, each in self.named() if each) or "nothing"
 
-    def _named(self) -> list[tuple[str, Counter[str]]]:
+    def named(self) -> list[tuple[str, Counter[str]]]:
+        """All counters by name."""
         return [("faults", self.faults), ("moments", self.moments), ("outcomes", self.outcomes)]
 
     def as_json(self) -> dict[str, Any]:
-        return {"cases": self.cases, **{name: dict(sorted(each.items())) for name, each in self._named()}}
+        return {"cases": self.cases, **{name: dict(sorted(each.items())) for name, each in self.named()}}
 
 
 def listed(kinds: Counter[str]) -> str:
