@@ -18,7 +18,7 @@ import pytest
 from agentstore.engine import sync
 from agentstore.engine.files import Files, default_files
 from agentstore.testing.simdisk import SimDisk
-from fuzz import disk, driving, states
+from fuzz import disk, driving, states, story
 from fuzz.campaign import Campaign, Case, Counts, Violation, drive, failing
 from fuzz.promise import Promised
 
@@ -138,6 +138,6 @@ def test_what_was_promised_is_heard() -> None:
 
 def test_a_store_that_says_too_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker itself: a story whose telling leaves a step out must not pass."""
-    monkeypatch.setattr(disk.Teller, "_pin", lambda self, number, thread: None)
+    monkeypatch.setattr(story.Teller, "_pin", lambda self, number, thread: None)
     with pytest.raises(Violation, match="has pins"):
         disk.CAMPAIGN.run(LOST_SYNC | {"steps": [["commit", "a", 40, "round"], ["pin", "a"]]}, Counts())
