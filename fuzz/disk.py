@@ -65,7 +65,8 @@ def record(root: str, case: Case) -> Recorded:
             if teller is not None:
                 abandon(teller.store._engine)
     disk.end()
-    shutil.rmtree(root)
+    if os.path.exists(root):  # a disk that fails its first call has not even the directory
+        shutil.rmtree(root)
     if error is not None and files.struck is None:
         raise Violation(f"the story ended with {type(error).__name__}: {error}")
     return Recorded(disk, error)

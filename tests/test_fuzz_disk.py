@@ -51,6 +51,14 @@ def test_a_call_whose_intent_a_lying_disk_lost_is_a_lost_step() -> None:
     disk.CAMPAIGN.run({"seed": 1248461747, "steps": [["once", "y"]], "lies": "wal/"}, Counts())
 
 
+def test_a_disk_that_has_no_room_for_the_stores_directory() -> None:
+    """The checker wanted to clear away a directory that was never made."""
+    fault = {"nth": 1, "errno": "ENOSPC", "for_ever": True, "part": 0.9}
+    counts = Counts()
+    disk.CAMPAIGN.run({"seed": 1, "steps": [], "fault": fault}, counts)
+    assert counts.faults["ENOSPC of a call"] == 1
+
+
 @pytest.mark.parametrize("running", [disk.CAMPAIGN, states.CAMPAIGN], ids=["disk", "states"])
 def test_the_same_case_does_the_same(running: Campaign) -> None:
     case = next(itertools.islice(running.cases(9), 2, None))
