@@ -1,20 +1,14 @@
-"""The commands that kill, cut the power and copy, as campaigns: one case each, and that broken code is found."""
+"""The commands that kill, cut the power and copy, as campaigns: one case each."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from agentstore.engine import sync
-from agentstore.engine.files import Files
 from fuzz import copying, kill, powercut
 from fuzz.apart import apart
-from fuzz.campaign import Counts, Violation, drive
+from fuzz.campaign import Counts, Violation
 from fuzz.crew import Wrong
 
 no_cuts = powercut.CAMPAIGN.missing()
@@ -40,43 +34,6 @@ def test_some_power_cuts() -> None:
     powercut.CAMPAIGN.run({"fs": "ext4", "cycles": 2, "seed": 1}, counts)
     assert sum(counts.faults.values()) >= 4
     assert counts.outcomes["commits confirmed"] > 0
-
-
-def no_sync_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync.Syncer, "_flush", lambda self, file, end: None)
-
-
-def acknowledged_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    flush = sync.Syncer._flush
-    commits = itertools.count()
-
-    def late(self: sync.Syncer, file: int, end: int) -> None:
-        if next(commits) % 3 == 2:
-            flush(self, file, end)  # for those before it, too, which were told already
-
-    monkeypatch.setattr(sync.Syncer, "_flush", late)
-
-
-def no_sync_of_directories_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Files, "sync_directory", lambda self, path: None)
-    monkeypatch.setattr(Files, "fdatasync", lambda self, fd: None)
-
-
-@cuts
-@pytest.mark.parametrize("breaks", [no_sync_of_the_log, acknowledged_before_the_sync, no_sync_of_directories_and_files])
-def test_broken_code_is_found_by_power_cuts(
-    breaks: Callable[[pytest.MonkeyPatch], None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the copy of a disk that lost something is left
-    breaks(monkeypatch)
-    # The moments of the cuts are not decided by the case: one is enough nearly always, so many always are.
-    _, failure = drive(powercut.CAMPAIGN, 1, cases=40)
-    assert failure is not None
-    assert failure.case == failure.first, "what does not repeat is not shrunk"
-    capfd.readouterr()  # what a checker said
 
 
 def test_a_run_of_its_own_hands_over_what_it_found_and_what_went_wrong() -> None:

@@ -211,6 +211,9 @@ class FaultyFiles(Files):
     def sync_map(self, page: Any) -> None:
         self._call("sync_map", "", lambda: self._real.sync_map(page))
 
+    def environment(self, path: str, **options: Any) -> Any:
+        return self._real.environment(path, **options)
+
 
 def killing_files(nth: int, when: Literal["before", "after", "inside"] = "inside", part: float = 0.5) -> FaultyFiles:
     """Files under which the process dies at the `nth` frame that it writes into the log.

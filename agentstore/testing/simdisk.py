@@ -304,6 +304,45 @@ def _drawn(spaces: list[int], rng: random.Random) -> Iterator[tuple[int, ...]]:
         yield tuple(rng.randrange(space) for space in spaces)
 
 
+class _Environment:
+    """An LMDB environment, and a look at its file behind each commit: nothing else says when that was."""
+
+    def __init__(self, env: Any, look: Callable[[], None]) -> None:
+        self._env = env
+        self._look = look
+
+    def begin(self, *given: Any, **options: Any) -> Any:
+        txn = self._env.begin(*given, **options)
+        return _Transaction(txn, self._look) if options.get("write") else txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+class _Transaction:
+    """A write transaction of it."""
+
+    def __init__(self, txn: Any, look: Callable[[], None]) -> None:
+        self._txn = txn
+        self._look = look
+
+    def commit(self) -> None:
+        self._txn.commit()
+        self._look()
+
+    def __enter__(self) -> _Transaction:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self._txn.abort()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+
 class SimDisk(Files):
     """Real calls below `root`, and a journal of them. For one thread.
 
@@ -321,6 +360,8 @@ class SimDisk(Files):
         self._named = self.start.numbers()
         self._open: dict[int, int] = {}
         self._lmdb: dict[int, tuple[int, int, bytes]] = {}
+        self._buffered: set[str] = set()
+        """Files of LMDB that it was told not to sync."""
         self._page: mmap.mmap | None = None
         self._words = b""
         self._unsynced: Counter[int] = Counter()
@@ -381,7 +422,8 @@ class SimDisk(Files):
         head = os.pread(fd, LMDB_HEAD_BYTES, 0)
         if head != seen and len(head) == LMDB_HEAD_BYTES:
             self._lmdb[inode] = (number, fd, head)
-            self._add(Event("lmdb", name, number, data=os.pread(fd, os.fstat(fd).st_size, 0)))
+            data = os.pread(fd, os.fstat(fd).st_size, 0)
+            self._add(Event("write" if name in self._buffered else "lmdb", name, number, data=data))
 
     def end(self) -> None:
         """The last look; nothing is noted any more."""
@@ -391,6 +433,17 @@ class SimDisk(Files):
         self._lmdb.clear()
 
     # --- calls -----------------------------------------------------------------------------
+
+    def environment(self, path: str, **options: Any) -> Any:
+        inside = self._relative(path)
+        env = super().environment(path, **options)
+        if inside not in (BASE, BASE_NEW):
+            return env
+        if options.get("sync", True):
+            self._buffered.discard(inside)
+        else:
+            self._buffered.add(inside)
+        return _Environment(env, self._look)
 
     def open(self, path: str, flags: int) -> int:
         self._look()
