@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from agentstore import effect, once, pruning
+from agentstore import effect, once, pruning, staging
 from agentstore.engine import (
     base,
     fold,
@@ -244,6 +244,15 @@ def open_calls_are_not_held(patches: Patches) -> None:
     patches.set(pruning, "_open_decisions", lambda reader, keys, uuid: iter(()))
 
 
+def guard_skipped(patches: Patches) -> None:
+    """A commit does not look whether the head is where it was."""
+    patches.edit(staging.Staged, "_check", ("head.seq != thread._seq or head.commit_id != thread._commit_id", "False"))
+
+
+def fencing_token_not_checked(patches: Patches) -> None:
+    patches.edit(staging.Staged, "_check", ("thread._token is not None and head.token != thread._token", "False"))
+
+
 # --- several processes ------------------------------------------------------------------------------
 
 
@@ -320,25 +329,6 @@ def close_clears_unseen(patches: Patches) -> None:
 def control_not_cleared(patches: Patches) -> None:
     """A recovery that is cut off leaves the page saying that others may join."""
     patches.edit(opening.Opening, "_recover", ("control.words[READY] = 0", "pass"))
-
-
-def conversion_unchecked(patches: Patches) -> None:
-    """Who recovered does not look again whether it is still its own recovery, once its lock is converted."""
-    patches.edit(opening.Opening, "_try", ("self._recover()\n", "self._recover() * 0\n"))
-
-
-def number_given_twice(patches: Patches) -> None:
-    patches.edit(
-        roll.Roller,
-        "_enter_segment",
-        ("words[LAST_SEGMENT] = number\n", "\n"),
-        ("max(words[LAST_SEGMENT], position.segment)", "position.segment"),
-    )
-
-
-def guard_skipped(patches: Patches) -> None:
-    """A roller does not look whether somebody has rolled since."""
-    patches.edit(roll.Roller, "_try_roll", ("if not full and not self.due(position):", "if False:"))
 
 
 def dead_not_finished(patches: Patches) -> None:
@@ -418,13 +408,12 @@ MUTANTS: Final = [
     Mutant(base_before_tail, "interleave", program("reader")),
     Mutant(base_not_looked_at_again, "interleave", program("reader")),
     Mutant(roll_without_sync, "interleave", program("rolls")),
-    Mutant(close_clears_unseen, "interleave", program("close")),
+    Mutant(close_clears_unseen, "interleave", program("close and die")),
     Mutant(control_not_cleared, "interleave", program("recovery")),
-    Mutant(conversion_unchecked, "interleave", program("recovery")),
-    Mutant(number_given_twice, "interleave", program("rolls")),
-    Mutant(guard_skipped, "interleave", program("rolls")),
     Mutant(dead_not_finished, "interleave", program("two writers")),
     Mutant(syncing_ignored, "interleave", program("two writers")),
+    Mutant(guard_skipped, "interleave", program("thread")),
+    Mutant(fencing_token_not_checked, "interleave", program("leases")),
     Mutant(fold_unlocked, "interleave", program("two folds")),
 ]
 
