@@ -203,6 +203,12 @@ class Actor:
             heads = heads_in(snap, self._actors)
         self._say("seen", self._number, {str(actor): list(head) for actor, head in heads.items()})
 
+    def settle(self) -> None:
+        """Read in a transaction: what the dead left there is there now, or never."""
+        self._say("reading", self._number)
+        heads = self.engine.transact(lambda tx: heads_in(tx, self._actors)).value
+        self._say("settled", self._number, {str(actor): list(head) for actor, head in heads.items()})
+
     def fold(self) -> None:
         self.engine.fold()
 

@@ -12,6 +12,7 @@ LARGE: Final[Step] = ["commit", 9000]
 """Two of these fill a segment (see `agentstore.testing.limits`), and a third one rolls."""
 FOLD: Final[Step] = ["fold"]
 READ: Final[Step] = ["read"]
+SETTLE: Final[Step] = ["settle"]
 OPEN: Final[Step] = ["open"]
 CLOSE: Final[Step] = ["close"]
 MEET: Final[Step] = ["meet"]
@@ -82,5 +83,6 @@ PROGRAMS: Final = {
         begin=[],
         deaths=True,
     ),
+    "the dead": Program([[SMALL, ["commit", 40, 700]], [SETTLE]], deaths=True),
     "writers and a folder": Program([[SMALL, LARGE], [LARGE, SMALL], [FOLD, READ]], before=KILLED),
 }

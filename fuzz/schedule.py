@@ -44,6 +44,7 @@ class Watch:
     """By writer: how many commits."""
     reading: dict[int, dict[int, int]] = field(default_factory=dict)
     """By reader: what was confirmed when its read began."""
+    dead: set[int] = field(default_factory=set)
 
     def hear(self, event: list[Any]) -> None:
         """Take one event of an actor. Raises Violation."""
@@ -65,6 +66,7 @@ class Watch:
 
     def die(self, actor: int, where: str) -> None:
         """An actor is killed at a point. Of a sync that it was in nobody knows how it ended."""
+        self.dead.add(actor)
         path = self.syncing.get(actor, "")
         for lsn, there in list(self.frames.items()):
             if where == "sync segment" and there == (path, "written"):
@@ -109,6 +111,12 @@ class Watch:
         for each, commits in self.reading[actor].items():
             if heads.get(str(each), [-1])[0] + 1 < commits:
                 raise Violation(f"actor {actor} does not read the confirmed commit {commits - 1} of actor {each}")
+
+    def _settled(self, actor: int, heads: dict[str, list[int]]) -> None:
+        self._seen(actor, heads)
+        for writer in self.dead:
+            # A transaction acts on what is not there: it must not come later.
+            self.begun[writer] = min(self.begun.get(writer, 0), heads.get(str(writer), [-1])[0] + 1)
 
 
 @dataclass

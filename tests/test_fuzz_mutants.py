@@ -1,4 +1,4 @@
-"""Every broken variant of the product is found by the smoke of its class, and what is broken is whole again after it."""
+"""The smoke of its class finds every broken variant of the product, and what was broken is whole again after it."""
 
 from __future__ import annotations
 
