@@ -3,8 +3,8 @@
 ``python -m fuzz.mutants [NAME ...]`` breaks the code in memory, one variant at a time, runs the smoke of its class, and
 says what was found. A variant that is not found is a hole in its class.
 
-Not among them is what changes nothing that can be seen: an epoch that stays the same (the chain of CRCs and the zeros of
-a new segment end its log as well), base's LSN in a transaction *behind* its writes (replay writes the same again; in
+Not among them is what changes nothing that can be seen: an epoch that stays the same (the chain of CRCs and the zeros
+of a new segment end its log as well), base's LSN in a transaction *behind* its writes (replay writes the same again; in
 front of them it is `applied_lsn_first`), and looking for damage twice.
 """
 
