@@ -12,6 +12,7 @@ use until it is opened again.
 from __future__ import annotations
 
 import copy
+import faulthandler
 import itertools
 import logging
 import os
@@ -218,6 +219,7 @@ def _in_a_process(holder: Holder, complaint: str) -> int:
         status = 1
         try:
             logging.getLogger("agentstore").setLevel(logging.CRITICAL)  # of what could not be tidied up
+            faulthandler.disable()  # who waits says which signal it was
             job.ROOM_BYTES = 1 << 20
             with small_limits():
                 holder.live()
