@@ -64,12 +64,24 @@ def record(root: str, case: Case) -> Recorded:
         finally:
             if teller is not None:
                 abandon(teller.store._engine)
+        if error is not None and not case["fault"]["for_ever"]:
+            _go_on(root)
     disk.end()
     if os.path.exists(root):  # a disk that fails its first call has not even the directory
         shutil.rmtree(root)
     if error is not None and files.struck is None:
         raise Violation(f"the story ended with {type(error).__name__}: {error}")
     return Recorded(disk, error)
+
+
+def _go_on(root: str) -> None:
+    """Open what a fault left, rely on it, give up the log."""
+    store = Store.open(root, background=False)
+    try:
+        store._engine.fold()
+        store.close()
+    finally:
+        abandon(store._engine)
 
 
 @contextmanager
@@ -88,7 +100,8 @@ def _fault(asked: dict[str, Any] | None) -> Fault | None:
     if asked is None:
         return None
     failing = Error(getattr(errno, asked["errno"]), asked["part"])
-    return Fault(asked["nth"], failing, WRITING_CALLS, for_ever=asked["for_ever"])
+    calls = frozenset(asked["calls"]) if "calls" in asked else WRITING_CALLS
+    return Fault(asked["nth"], failing, calls, for_ever=asked["for_ever"])
 
 
 class _Cuts:

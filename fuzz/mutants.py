@@ -107,12 +107,7 @@ def logs_directory_not_synced(patches: Patches) -> None:
 
 def stores_directory_not_synced(patches: Patches) -> None:
     patches.edit(
-        opening.Opening,
-        "_create_store",
-        (
-            "files.rename(new, self._name(FORMAT))\n        files.sync_directory(path)\n",
-            "files.rename(new, self._name(FORMAT))\n",
-        ),
+        opening.Opening, "_recover", ("        files.sync_directory(self._path)\n        uuid =", "        uuid =")
     )
 
 

@@ -82,7 +82,8 @@ def _held(
     wrong: list[str] = []
     for there in range(promised.begun + 1, (0 if lies else promised.confirmed + 1) - 1, -1):
         begun = under_way if there == promised.begun else None
-        # Where the disk lies what was confirmed before the call may be gone as any other step.
+        if lies and there <= promised.begun:
+            begun = steps[there]  # any step may be half lost, and a call without its intent
         called = begun is not None and promised.called > promised.confirmed and not lies
         wrong = differences(store, states[there], begun, called=called)
         if not wrong:

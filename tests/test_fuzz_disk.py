@@ -51,6 +51,22 @@ def test_a_call_whose_intent_a_lying_disk_lost_is_a_lost_step() -> None:
     disk.CAMPAIGN.run({"seed": 1248461747, "steps": [["once", "y"]], "lies": "wal/"}, Counts())
 
 
+def test_a_step_that_a_lying_disk_lost_half_of_is_a_lost_step() -> None:
+    """The checker knew the newest step only to be half there: here it is the finish of a decision behind a delete."""
+    steps = [["commit", "a", 9000, "round"], ["delete", "a"], ["decide", "a"], ["intend", "a"], ["finish", "a"]]
+    steps += [["once", "y"], ["commit", "c", 700, "round"]]
+    disk.CAMPAIGN.run({"seed": 986377293, "steps": steps, "lies": "wal/"}, Counts())
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_name_whose_sync_failed_is_synced_by_who_relies_on_it(nth: int) -> None:
+    """Compaction's copy of base took its place, the sync of that failed, and the next process folded into it and gave
+    up the log: after a power cut the old base was back, without what had been folded."""
+    small = ["commit", "a", 40, "round"]
+    fault = {"nth": nth, "errno": "EIO", "for_ever": False, "part": 0.0, "calls": ["sync_directory"]}
+    disk.CAMPAIGN.run({"seed": 1, "steps": [small, ["compact"], small], "fault": fault}, Counts())
+
+
 def test_a_disk_that_has_no_room_for_the_stores_directory() -> None:
     """The checker wanted to clear away a directory that was never made."""
     fault = {"nth": 1, "errno": "ENOSPC", "for_ever": True, "part": 0.9}

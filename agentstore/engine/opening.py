@@ -206,6 +206,9 @@ class Opening:
         files = self._files
         if not files.exists(self._name(FORMAT)):
             self._create_store()
+        # Who made FORMAT or swapped base may have died, or failed, before these names were on the disk. What is folded
+        # into base is given up in the log, so they must not go back.
+        files.sync_directory(self._path)
         uuid = read_format(files, self._name(FORMAT))
         if not files.exists(self._name(WAL)):
             raise CorruptionError(
@@ -280,7 +283,8 @@ class Opening:
     # --- creation --------------------------------------------------------------------
 
     def _create_store(self) -> None:
-        """Make an empty store. What an interrupted creation left is made again; anything else is damage."""
+        """Make an empty store, whose FORMAT the caller syncs. What an interrupted creation left is made again; anything
+        else is damage."""
         files, path = self._files, self._path
         self._check_unfinished()
         if not self._create:
@@ -302,6 +306,8 @@ class Opening:
         finally:
             control.close()
         files.sync_directory(path)
+        # FORMAT says that the directory's own name is on the disk, too: nobody syncs it again.
+        files.sync_directory(os.path.dirname(path))
         new = self._name(FORMAT + ".new")
         fd = files.open(new, os.O_RDWR | os.O_CREAT)
         try:
@@ -310,8 +316,6 @@ class Opening:
         finally:
             files.close(fd)
         files.rename(new, self._name(FORMAT))
-        files.sync_directory(path)
-        files.sync_directory(os.path.dirname(path))
 
     def _check_unfinished(self) -> None:
         """Without FORMAT: the rest of an interrupted creation, or a store that lost it."""
