@@ -133,8 +133,7 @@ class InterleaveCampaign:
 
     def run(self, case: Case, counts: Counts) -> None:
         """Run one order. Raises Violation."""
-        with small_limits(), small_packs():
-            schedule = self._run(case)
+        schedule = self.play(case)
         counts.faults["pre-emptions"] += max(0, len(case["schedule"]) - 1)
         counts.faults["kills"] += sum(len(choice) > 2 for choice in case["schedule"])
         counts.faults["points"] += sum(len(each.points) for each in schedule.stretches)
@@ -142,11 +141,15 @@ class InterleaveCampaign:
 
     def _stretches(self, case: Case) -> list[Stretch]:
         if self._last[0] != json.dumps(case):
-            with small_limits(), small_packs():
-                self._run(case)
+            self.play(case)
         return self._last[1]
 
-    def _run(self, case: Case) -> Schedule:
+    def play(self, case: Case) -> Schedule:
+        """Run one order, and look at what it left. Raises Violation."""
+        with small_limits(), small_packs():
+            return self._play(case)
+
+    def _play(self, case: Case) -> Schedule:
         if self._root is None:
             self._root = tempfile.TemporaryDirectory(dir=in_memory(), prefix="agentstore-interleave-")
         place = Place(self._root.name, self._left)
